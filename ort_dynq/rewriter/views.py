@@ -7,11 +7,13 @@ Example: x [2, t, 64], reshaped to [2, t, 4, 16], transposed and reshaped to [8,
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from .analysis.einsums import labels_of
@@ -96,17 +98,14 @@ class View:
         is_copied = [n == 0 for n in shape or ()] if not node.attributes.get_int("allowzero", 0) else []
         lead = (*is_copied, False).index(False)
         before = [(factor, factor.length) for factor in self.order]
-        for axis, dim in zip(self.axes, dims_of(self.value), strict=True):
-            rename(axis, dim)
+        rename(self.axes, self.value)
         axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
         if axes is None:  # inference has made up names here, and knew others
             for factor, length in before:
-                factor.length = (
-                    length if isinstance(length, int) or not isinstance(factor.length, int) else factor.length
-                )
-            axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:]) or aligned(
-                leaves(self.axes[lead:]), dims_of(_term_of(to))[lead:]
-            )
+                if isinstance(length, int) or not isinstance(factor.length, int):
+                    factor.length = length
+            axes = aligned(leaves(self.axes[lead:]), dims_of(to)[lead:])
+            axes = axes or aligned(leaves(self.axes[lead:]), dims_of(_term_of(to))[lead:])
         return None if axes is None else View(to, self.axes[:lead] + axes)
 
 
@@ -150,17 +149,22 @@ def axes_of(dims: Iterable[Dim]) -> Axes:
     return tuple(() if dim == 1 else (Factor(dim),) for dim in dims)
 
 
-def broadcast(value: ir.Value, axes: Axes) -> Axes | None:
-    """Returns the factors of the axes of a value that is broadcast to others, as many; None if it may have more."""
+def broadcast(value: ir.Value, axes: Axes) -> View | None:
+    """Returns a value that is broadcast to axes as a view; None if it may have more."""
     at = len(axes) - len(dims_of(value))
     if value.shape is None or at < 0:
         return None
-    return (*((),) * at, *(() if dim == 1 else axis for dim, axis in zip(value.shape, axes[at:], strict=True)))
+    return View(value, tuple(() if dim == 1 else axis for dim, axis in zip(value.shape, axes[at:], strict=True)))
 
 
 def held(view: View, axes: Axes) -> Axes:
     """Returns axes with factors of a view alone: an axis of which it has none is empty."""
     return tuple(axis if {*leaves([axis])} & {*view.order} else () for axis in axes)
+
+
+def apart(order: Iterable[Factor]) -> Axes:
+    """Returns axes of one factor each."""
+    return tuple((factor,) for factor in order)
 
 
 def leaves(axes: Iterable[Iterable[Factor]]) -> Axis:
@@ -173,11 +177,12 @@ def same_axes(a: Axes, b: Axes) -> bool:
     return [leaves([axis]) for axis in a] == [leaves([axis]) for axis in b]
 
 
-def rename(axis: Axis, dim: Dim) -> None:
-    """Gives the factor of a dimension the length that the dimension has here, unless it is a known number."""
-    held = leaves([axis])
-    if len(held) == 1 and not isinstance(held[0].length, int):
-        held[0].length = dim
+def rename(axes: Axes, value: ir.Value) -> None:
+    """Gives the factors of the axes of a value the lengths that it has, unless they are known numbers."""
+    for axis, dim in zip(axes, dims_of(value), strict=True):
+        factors = leaves([axis])
+        if len(factors) == 1 and not isinstance(factors[0].length, int):
+            factors[0].length = dim
 
 
 def length_of(factors: Iterable[Factor]) -> int | None:
@@ -203,9 +208,8 @@ def operands_of(product: ir.Node, known: dict[int, Axes]) -> tuple[list[View], A
         for label, dim in zip(letters, dims_of(value), strict=True):
             if dim != 1 and not found.get(label):
                 found[label] = (Factor(dim),)
-            axis = () if dim == 1 else found[label]
-            rename(axis, dim)
-            axes.append(axis)
+            axes.append(() if dim == 1 else found[label])
+        rename(tuple(axes), value)
         views.append(View(value, tuple(axes)))
     return views, tuple(found.get(label, ()) for label in labels[2])
 
@@ -288,120 +292,104 @@ def _lengths_in(dim: Dim) -> list[Dim]:
     return [int(part) if part.isdecimal() else ir.SymbolicDim(part) for part in parts] if is_product else [dim]
 
 
-def arranged(view: View, target: Axes, edit: Edit, *, before: ir.Node, lengths: Sequence[View] = ()) -> ir.Value:
-    """Returns the elements of a view with other axes; the view may lack factors of these: elements are repeated then.
+@dataclass(frozen=True)
+class Nodes:
+    """New nodes that an edit inserts before an old one.
 
-    Args:
-        view: The view.
-        target: The factors of each axis of the result.
-        edit: Records the new nodes.
-        before: The old node before which they are inserted.
-        lengths: Views with values from which lengths may be read at run time, besides the value itself.
+    Attributes:
+        edit: Records them.
+        before: The old node.
+        views: Views with values from which lengths may be read at run time.
     """
-    order, wanted = view.order, leaves(target)
-    inner = tuple(factor for factor in wanted if factor in order)
-    sources = (view, *lengths)
-    if inner != order:
-        resolved = [leaves([axis]) for axis in view.axes]
-        starts = [inner.index(axis[0]) if axis else 0 for axis in resolved]
-        if any(inner[at : at + len(axis)] != axis for at, axis in zip(starts, resolved, strict=True)):
-            view = _reshaped(view, tuple((factor,) for factor in order), edit, before, sources)
-            starts = [inner.index(factor) for factor in order]
-        perm = sorted(range(len(starts)), key=lambda i: (starts[i], i))
-        value = edit.insert(ir.node("Transpose", [view.value], {"perm": perm}), before=before)
-        view = View(value, tuple(view.axes[i] for i in perm))
-    if inner != wanted:
-        view = _reshaped(view, tuple((factor,) if factor in inner else () for factor in wanted), edit, before, sources)
-        shape = shape_of(tuple((factor,) for factor in wanted), sources, edit, before=before)
-        view = View(edit.insert(ir.node("Expand", [view.value, shape]), before=before), tuple((f,) for f in wanted))
-    return _reshaped(view, target, edit, before, sources).value
+
+    edit: Edit
+    before: ir.Node
+    views: tuple[View, ...] = ()
+
+    def add(self, op_type: str, *inputs: ir.Value | npt.ArrayLike, **attributes: int | Sequence[int]) -> ir.Value:
+        """Inserts a standard operator, and a Constant for each input that is no value; returns its first output."""
+        values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
+        return self.edit.insert(ir.node(op_type, values, attributes), before=self.before)
+
+    def constant(self, elements: npt.ArrayLike) -> ir.Value:
+        """Inserts a Constant; returns its output."""
+        return self.edit.add_constant(elements, before=self.before)
+
+    def cast(self, value: ir.Value, dtype: ir.DataType | None, of: ir.DataType | None = None) -> ir.Value:
+        """Returns a value with elements of a type; `of`: its own, if the value does not say it."""
+        return self.edit.cast(value, dtype, before=self.before, of=of)
+
+    def arranged(self, view: View, target: Axes) -> ir.Value:
+        """Returns the elements of a view with other axes, of which it may lack factors: elements are repeated then."""
+        order, wanted, nodes = view.order, leaves(target), replace(self, views=(view, *self.views))
+        inner = tuple(factor for factor in wanted if factor in order)
+        if inner != order:
+            resolved = [leaves([axis]) for axis in view.axes]
+            starts = [inner.index(axis[0]) if axis else 0 for axis in resolved]
+            if any(inner[at : at + len(axis)] != axis for at, axis in zip(starts, resolved, strict=True)):
+                view = nodes._reshaped(view, apart(order))
+                starts = [inner.index(factor) for factor in order]
+            perm = sorted(range(len(starts)), key=lambda i: (starts[i], i))
+            view = View(self.add("Transpose", view.value, perm=perm), tuple(view.axes[i] for i in perm))
+        if inner != wanted:
+            view = nodes._reshaped(view, held(view, apart(wanted)))
+            view = View(nodes.add("Expand", view.value, nodes.shape(apart(wanted))), apart(wanted))
+        return nodes._reshaped(view, target).value
+
+    def _reshaped(self, view: View, target: Axes) -> View:
+        if same_axes(view.axes, target):
+            return view
+        return View(self.add("Reshape", view.value, self.shape(target, view)), target)
+
+    def shape(self, axes: Axes, of: View | None = None) -> ir.Value:
+        """Returns the lengths of axes as a vector.
+
+        `of`: the view that is reshaped, if it is a shape for Reshape: 0 keeps a length, and -1 is computed.
+        """
+        numbers = [length_of(axis) for axis in axes]
+        for i, (axis, given) in enumerate(zip(axes, of.axes, strict=False) if of is not None else ()):
+            if numbers[i] is None and leaves([axis]) == leaves([given]):
+                numbers[i] = 0
+        if of is not None and numbers.count(None) == 1:
+            numbers[numbers.index(None)] = -1
+        if None not in numbers:
+            return self.constant(np.array(numbers))
+        parts = [self._length(axis) if n is None else self.constant([n]) for axis, n in zip(axes, numbers, strict=True)]
+        return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=0)
+
+    def _length(self, axis: Axis) -> ir.Value:
+        """Returns the product of factors, read from the shapes of values, as a vector of one element."""
+        wanted = leaves([axis])
+        if (number := length_of(wanted)) is not None:
+            return self.constant([number])
+        if (place := _place_of(wanted, self.views)) is not None:
+            value, i, others = place
+            length = self.add("Gather", self.add("Shape", value), [i])
+            return length if length_of(others) == 1 else self.add("Div", length, self._length(others))
+        parts = [self._length((factor,)) for factor in wanted]
+        return functools.reduce(lambda a, b: self.add("Mul", a, b), parts)
 
 
-def _reshaped(view: View, target: Axes, edit: Edit, before: ir.Node, sources: Sequence[View]) -> View:
-    if same_axes(view.axes, target):
-        return view
-    shape = shape_of(target, sources, edit, before=before, of=view)
-    return View(edit.insert(ir.node("Reshape", [view.value, shape]), before=before), target)
+def _place_of(wanted: Axis, views: Sequence[View], *, divides: bool = True) -> tuple[ir.Value, int, Axis] | None:
+    """Returns a value, an axis that holds factors, and its others: numbers, or what another axis holds with numbers.
 
-
-def shape_of(target: Axes, sources: Sequence[View], edit: Edit, *, before: ir.Node, of: View | None = None) -> ir.Value:
-    """Returns the lengths of axes as a vector.
-
-    Args:
-        target: The factors of the axes.
-        sources: Views with values from which lengths may be read at run time.
-        edit: Records the new nodes.
-        before: The old node before which they are inserted.
-        of: The view that is reshaped, if it is a shape for Reshape: 0 keeps a length, and -1 is computed.
+    `divides`: whether they may be others than numbers.
     """
-    numbers = [length_of(axis) for axis in target]
-    for i, (axis, given) in enumerate(zip(target, of.axes, strict=False) if of is not None else ()):
-        if numbers[i] is None and leaves([axis]) == leaves([given]):
-            numbers[i] = 0
-    if of is not None and numbers.count(None) == 1:
-        numbers[numbers.index(None)] = -1
-    if None not in numbers:
-        return edit.add_constant(np.array(numbers), before=before)
-    parts = [
-        _length(axis, edit, before, sources) if number is None else edit.add_constant(np.array([number]), before=before)
-        for axis, number in zip(target, numbers, strict=True)
+    held_by = [(view.value, i, leaves([axis])) for view in views for i, axis in enumerate(view.axes)]
+    found = [
+        (value, i, tuple(each for each in axis if each not in wanted))
+        for value, i, axis in held_by
+        if {*wanted} <= {*axis}
     ]
-    return parts[0] if len(parts) == 1 else edit.insert(ir.node("Concat", parts, {"axis": 0}), before=before)
+    by_number = (place for place in found if length_of(place[2]) is not None)
+    by_length = (place for place in found if divides and _place_of(place[2], views, divides=False) is not None)
+    return next(by_number, None) or next(by_length, None)
 
 
-def _length(axis: Axis, edit: Edit, before: ir.Node, sources: Sequence[View]) -> ir.Value:
-    """Returns the product of factors, read from the shapes of values, as a vector of one element."""
-    wanted = leaves([axis])
-    if (place := _place_of(wanted, sources)) is not None:
-        value, i, others = place
-        shape = edit.insert(ir.node("Shape", [value]), before=before)
-        index = edit.add_constant(np.array([i]), before=before)
-        length = edit.insert(ir.node("Gather", [shape, index]), before=before)
-        number = length_of(others)
-        if number == 1:
-            return length
-        if number is None:
-            divisor = _length(others, edit, before, sources)
-        else:
-            divisor = edit.add_constant(np.array([number]), before=before)
-        return edit.insert(ir.node("Div", [length, divisor]), before=before)
-    parts = [
-        _length((factor,), edit, before, sources)
-        if length_of((factor,)) is None
-        else edit.add_constant(np.array([factor.length]), before=before)
-        for factor in wanted
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = edit.insert(ir.node("Mul", [total, part]), before=before)
-    return total
-
-
-def _place_of(wanted: Axis, sources: Sequence[View]) -> tuple[ir.Value, int, Axis] | None:
-    """Returns a value, an axis that holds factors, and its others: numbers, or what another axis holds with numbers."""
-    found: list[tuple[ir.Value, int, Axis]] = []
-    for view in sources:
-        for i, axis in enumerate(view.axes):
-            held = leaves([axis])
-            others = tuple(factor for factor in held if factor not in wanted)
-            if {*wanted} <= {*held}:
-                found.append((view.value, i, others))
-    for place in found:
-        if length_of(place[2]) is not None:
-            return place
-    return next((place for place in found if _is_read(place[2], sources)), None)
-
-
-def _is_read(wanted: Axis, sources: Sequence[View]) -> bool:
-    """Returns whether an axis of a value holds factors, and no others but numbers."""
-    held = [leaves([axis]) for view in sources for axis in view.axes]
-    return any({*wanted} <= {*axis} and length_of(each for each in axis if each not in wanted) for axis in held)
-
-
-def has_lengths(axes: Iterable[Axis], sources: Sequence[View]) -> bool:
+def has_lengths(axes: Iterable[Axis], views: Sequence[View]) -> bool:
     """Returns whether the length of each axis is a number, or can be read from the shapes of the values."""
     return all(
-        _place_of(leaves([axis]), sources) is not None
-        or all(isinstance(each.length, int) or _place_of((each,), sources) is not None for each in leaves([axis]))
+        _place_of(leaves([axis]), views) is not None
+        or all(isinstance(each.length, int) or _place_of((each,), views) is not None for each in leaves([axis]))
         for axis in axes
     )

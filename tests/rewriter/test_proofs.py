@@ -162,7 +162,7 @@ def scores() -> None:
         context = Context(m.facts, RewriteOptions(), lambda kind: kind(m.facts))  # type: ignore[arg-type]
         found = attention_of(m.node("p"), context)
         assert isinstance(found, Attention)
-        scalar, *others = found.scores.steps
+        (scalar,), others = found.scalars, [*found.steps]
         assert isinstance(scalar, Scalar)
         assert known_number(scalar.value) == 0.125
         assert others == [Added(m.values["b"]), Masked(m.values["mask"], keeps=True, number=-np.inf)]

@@ -15,9 +15,10 @@ v stays NaN. NaN in scores that a mask or the safe softmax of the model hides ar
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -35,17 +36,7 @@ from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_
 from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
-from .score_steps import (
-    MAX_NUMBER,
-    Added,
-    Masked,
-    Scalar,
-    Steps,
-    factor_of,
-    may_mask_rows,
-    split_scalars,
-    split_steps,
-)
+from .score_steps import MAX_NUMBER, Added, Masked, may_mask_rows, split_scalars
 from .scores import Attention, Lost, attention_of, shapes_of
 from .sources import Source, sources_of
 
@@ -62,7 +53,7 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match
         return None
     if isinstance(found, Lost):
         raise Unconverted(found.reason, value=found.value.name)
-    if any(map(context.facts.is_constant, (found.scores.key.value, found.value.value))):
+    if any(map(context.facts.is_constant, (found.key.value, found.value.value))):
         return None
     return _exported(found, context, quantizes=quantizes)
 
@@ -81,81 +72,90 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     Raises:
         Unconverted: It stays.
     """
-    queries = sources_of(found.scores.query)
-    keys = sources_of(found.scores.key, leaves(found.probabilities[-1:]), repeats=True)
+    queries = sources_of(found.query)
+    keys = sources_of(found.key, leaves(found.probabilities[-1:]), repeats=True)
     values = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
     results = _results_of(found.result, found.product)
     layout = _layout_of(found, queries, keys, values, results)
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
-    if found.product.op_type not in ATTENTION:
+    is_operator = found.product.op_type in ATTENTION
+    if not is_operator:
         _check_lengths(found, (queries, keys, values), context)
     has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(layout.queries)
     few: Match | None = None
     if quantizes and has_past and count is None:
         few = _exported(found, context, quantizes=False, is_choice=True)
     is_quantized = quantizes and (not has_past or few is not None or (count or 0) >= MIN_QUERIES)
-    if not is_quantized and not is_choice and found.product.op_type in ATTENTION:
+    if not is_quantized and not is_choice and is_operator:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
-    scalars, softcap, steps = split_steps(found.scores.steps)
-    softcap = found.softcap or softcap
     query, key, value = _operands(layout, queries, keys, values, is_quantized=is_quantized)
-    constants, others = split_scalars([*query.scalars, *key.scalars, *scalars])
+    factor, others = split_scalars([*query.scalars, *key.scalars, *found.scalars], found.factor)
     by_row = [each for each in others if not has_one_element(each.value, 3)]
     for each in by_row:
-        if set(leaves(each.axes)) - {*leaves(layout.scores[:3])} or each in steps:
+        if {*leaves(each.axes)} - {*leaves(layout.scores[:3])} or each in found.steps:
             raise Unconverted(Reason.ATTENTION_SCORES, value=each.value.name)
     if by_row:
         query = _best(queries, layout, (HeadLayout.TOKENS_FIRST,), layout.queries, layout.size, layout.heads)
-    known = (query.view, key.view, value.view)
-    read = [*(view.value for view in known), *found.product.inputs, found.result.value]
-    is_float = all(each is not None and each.dtype == FLOAT for each in read)
-    factor = factor_of([*constants, found.factor])
-    for step in steps:
-        if isinstance(step, Added | Masked) and not can_be_placed(step, layout.scores, known[:2]):
-            raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
-    if softcap is None or not math.isfinite(factor):
-        raise Unconverted(Reason.ATTENTION_SCORES, value="a soft cap" if softcap is None else "a factor")
-    masks = [step for step in steps if isinstance(step, Masked)]
-    is_exactly_masked = is_quantized and bool(masks) and len(masks) == len(steps)
-    for mask in masks if not is_exactly_masked else ():
-        if mask.number > MAX_NUMBER:
-            raise Unconverted(Reason.ATTENTION_SCORES, value=mask.value.name)
-    has_operator = is_float and not softcap and factor != 0  # MultiHeadAttention takes 0 for its default
-    is_faster = is_choice or _is_faster(steps, layout, is_safe=found.is_safe)
-    if not is_quantized and not (has_operator and is_faster):
-        raise Unconverted(Reason.ATTENTION_PAST if quantizes or is_choice else Reason.ATTENTION_AS_FAST)
-    ends = leaves([layout.queries]), leaves([layout.keys])
-    numbers = [number_of_later_keys(step, *ends) for step in steps] if is_quantized else []
-    later = min((each for each in numbers if each is not None), default=None)
     result = _result_of(results, layout, found.result, is_quantized=is_quantized and few is None)
+    tokens = leaves([layout.queries]), leaves([layout.keys])
+    numbers = [number_of_later_keys(step, *tokens) for step in found.steps] if is_quantized else []
+    later = min((each for each in numbers if each is not None), default=None)
+    ends = query.view, key.view
     dropped_results = results[[each.value for each in results].index(result.view.value) + 1 :]
-    shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, known[:2]) for each in found.shapes]
-    shapes += [(*each, known[:2]) for view in dropped_results for each in shapes_of(view)]
+    of_ends = *found.shapes, *itertools.chain(*map(shapes_of, dropped_results))
+    shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, ends) for each in of_ends]
     for dropped, last in ((queries, query), (keys, key), (values, value)):
         for source in dropped[: [each.view for each in dropped].index(last.view)]:
             shapes += [(*each, (last.view,)) for each in shapes_of(source.view)]
-    return Match(
+    match = Match(
+        replace(
+            found,
+            factor=factor,
+            scalars=others,
+            is_safe=found.is_safe and may_mask_rows(found.steps, context.shared(Values)),
+            is_causal=found.is_causal or later == -math.inf,
+        ),
         query,
         key,
         value,
-        layout,
-        factor,
-        others,
-        softcap,
-        steps,
-        found.is_causal or later == -math.inf,
-        found.window,
-        is_exactly_masked,
-        found.is_safe and may_mask_rows(steps, context.shared(Values)),
-        found.product,
         result,
+        layout,
         is_quantized,
         tuple((node, axes, views) for node, axes, views in shapes if has_lengths(axes, views)),
         few,
         later if few is None and not found.is_causal else None,
     )
+    _check_steps(match)
+    is_faster = is_choice or _is_faster(found, layout)
+    if not is_quantized and not (_has_operator(match) and is_faster):
+        raise Unconverted(Reason.ATTENTION_PAST if quantizes or is_choice else Reason.ATTENTION_AS_FAST)
+    return match
+
+
+def _check_steps(match: Match) -> None:
+    """Checks that operators compute what changes the scores.
+
+    Raises:
+        Unconverted: They do not.
+    """
+    found = match.found
+    for step in found.steps:
+        if isinstance(step, Added | Masked) and not can_be_placed(step, match.layout.scores, match.views[:2]):
+            raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
+    if found.softcap is None or not math.isfinite(found.factor):
+        raise Unconverted(Reason.ATTENTION_SCORES, value="a soft cap" if found.softcap is None else "a factor")
+    for step in found.steps if not match.is_exactly_masked else ():
+        if isinstance(step, Masked) and step.number > MAX_NUMBER:
+            raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
+
+
+def _has_operator(match: Match) -> bool:
+    """Returns whether MultiHeadAttention computes a match, of floats. It takes a factor of 0 for its default."""
+    found = match.found
+    read = [*(view.value for view in match.views), *found.product.inputs, found.result.value]
+    return not found.softcap and found.factor != 0 and all(each is not None and each.dtype == FLOAT for each in read)
 
 
 def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: Context) -> None:
@@ -187,19 +187,19 @@ def _layout_of(
     tokens = leaves(found.probabilities[-1:])
     rows = leaves(found.probabilities[-2:-1])
     lead = leaves(found.probabilities[:-2])
-    q, k, v, y = (each.order for each in (found.scores.query, found.scores.key, found.value, found.result))
+    q, k, v, y = (each.order for each in (found.query, found.key, found.value, found.result))
     size = tuple(each for each in q if each not in (*lead, *rows))
     width = tuple(each for each in v if each not in (*lead, *tokens))
-    operand_of_all = (
-        (q, {*lead, *rows, *size}, found.scores.query),
-        ({*k, *lead}, {*lead, *tokens, *size}, found.scores.key),
-    )
-    result_of_all = ({*v, *lead}, {*lead, *tokens, *width}, found.value), (y, {*lead, *rows, *width}, found.result)
-    for mine, needed, view in (*operand_of_all, *result_of_all):
-        if {*mine} != needed:
+    for view, mine, needed in (
+        (found.query, q, (*lead, *rows, *size)),
+        (found.key, (*k, *lead), (*lead, *tokens, *size)),
+        (found.value, (*v, *lead), (*lead, *tokens, *width)),
+        (found.result, y, (*lead, *rows, *width)),
+    ):
+        if {*mine} != {*needed}:
             return view.value
     if not {*tokens, *size} <= {*k} or not _is_known(size):
-        return found.scores.key.value
+        return found.key.value
     if not {*tokens} <= {*v} or not _is_known(width):
         return found.value.value
     operands = ((queries, rows, size), (keys, tokens, size), (values, tokens, width))
@@ -224,13 +224,6 @@ def _is_known(factors: Axis) -> bool:
     return all(isinstance(each.length, int) for each in factors)
 
 
-@dataclass(frozen=True)
-class _Chosen(Operand):
-    """An operand with the scalars by which it is multiplied."""
-
-    scalars: tuple[Scalar, ...]
-
-
 def _repeats(layout: Layout, keys: list[Source], values: list[Source]) -> Axis:
     """Returns the last factors of the heads that neither key nor value has before it is repeated."""
     missing = [{*layout.heads} - {*sources[-1].view.order} for sources in (keys, values)]
@@ -241,7 +234,7 @@ def _repeats(layout: Layout, keys: list[Source], values: list[Source]) -> Axis:
 
 def _operands(
     layout: Layout, queries: list[Source], keys: list[Source], values: list[Source], *, is_quantized: bool
-) -> list[_Chosen]:
+) -> list[Operand]:
     """Returns the operands that need the fewest copies."""
     tokens_first, heads_first = (HeadLayout.TOKENS_FIRST,), (HeadLayout.HEADS_FIRST,)
     orders = tuple(HeadLayout) if is_quantized else tokens_first
@@ -257,7 +250,7 @@ def _operands(
 
 def _best(
     sources: list[Source], layout: Layout, orders: Iterable[HeadLayout], tokens: Axis, size: Axis, heads: Axis
-) -> _Chosen:
+) -> Operand:
     """Returns the value, and the order of axes among some, that need the fewest copies of the model and of ours."""
     needed = {*layout.batch, *heads, *tokens, *size} & {*sources[0].view.order}
     best, least = None, math.inf
@@ -270,7 +263,7 @@ def _best(
             distance = _distance(source.view, axes)
             cost = 100 * (copies + (distance == 3)) + 10 * int(order) + distance
             if cost < least:
-                best, least = _Chosen(source.view, order, axes, source.scalars), cost
+                best, least = Operand(source.view, order, axes, source.scalars), cost
     assert best is not None
     return best
 
@@ -325,16 +318,16 @@ def _has_past(view: View) -> bool:
     return False
 
 
-def _is_faster(steps: Steps, layout: Layout, *, is_safe: bool) -> bool:
+def _is_faster(found: Attention, layout: Layout) -> bool:
     """Returns whether MultiHeadAttention is faster than the exported nodes, as ONNX Runtime fuses them.
 
     Without a bias it always is. A bias costs it as much as one Add costs them, and few scores gain nothing.
     """
-    if not steps:
+    if not found.steps:
         return True
     s, t = length_of(layout.queries), length_of(layout.keys)
     is_small = s is not None and t is not None and s * t < _MIN_SCORES
-    return not is_small and (is_safe or len(steps) > 1 or isinstance(steps[0], Masked))
+    return not is_small and (found.is_safe or len(found.steps) > 1 or isinstance(found.steps[0], Masked))
 
 
 def _report(node: ir.Node, context: Context) -> Match | None:

@@ -19,11 +19,8 @@ from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import dims_of
-from .attention_operators import BIAS, check_multi_head, noted
-
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_QUERY_KEY_VALUE = 3
+from ..views import Nodes, dims_of
+from .attention_operators import BIAS, FLOATS, QUERY_KEY_VALUE, check_multi_head, noted
 
 
 @dataclass(frozen=True)
@@ -37,28 +34,26 @@ class _Biases:
 def _match(node: ir.Node, context: Context) -> _Biases | None:
     if not context.options.fuse or node.domain != MICROSOFT or node.op_type != "MultiHeadAttention":
         return None
-    bias, operands = input_of(node, BIAS), node.inputs[:_QUERY_KEY_VALUE]
+    bias, operands = input_of(node, BIAS), node.inputs[:QUERY_KEY_VALUE]
     if bias is None or not context.facts.is_constant(bias):
         return None
     try:
         check_multi_head(node, is_split=False)
     except Unconverted:  # the rule for attention reports it
         return None
-    values = [each for each in operands if each is not None and each.dtype in _FLOATS and len(dims_of(each)) == 3]
+    values = [each for each in operands if each is not None and each.dtype in FLOATS and len(dims_of(each)) == 3]
     widths = [dims_of(each)[-1] for each in values]
     numbers = [each for each in widths if isinstance(each, int)]
     elements = evaluate(bias, context.facts)
-    if len(numbers) != _QUERY_KEY_VALUE or elements is None or elements.shape != (sum(numbers),):
+    if len(numbers) != QUERY_KEY_VALUE or elements is None or elements.shape != (sum(numbers),):
         return None
     return _Biases(values, np.split(elements, np.cumsum(numbers)[:-1]))
 
 
 def _build(match: _Biases, edit: Edit) -> None:
-    node, operands = edit.node, []
-    for value, elements in zip(match.operands, match.biases, strict=True):
-        bias = edit.add_constant(elements, before=node)
-        total = edit.insert(ir.node("Add", [value, bias]), before=node)
-        operands.append(noted(total, value, dims_of(value), edit))
+    node, nodes = edit.node, Nodes(edit, edit.node)
+    pairs = zip(match.operands, match.biases, strict=True)
+    operands = [noted(nodes.add("Add", value, bias), value, dims_of(value), edit) for value, bias in pairs]
     inputs = [*operands, None, *node.inputs[BIAS + 1 :]]
     main = ir.node("MultiHeadAttention", inputs, dict(node.attributes), domain=MICROSOFT)
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))

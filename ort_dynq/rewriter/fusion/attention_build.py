@@ -15,8 +15,22 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, known_as
 from ..edit import Edit, call
-from ..views import Axes, Axis, Dim, View, arranged, dims_of, has_lengths, held, leaves, length_of, shape_of
+from ..views import (
+    Axes,
+    Axis,
+    Dim,
+    Nodes,
+    View,
+    apart,
+    dims_of,
+    has_lengths,
+    held,
+    leaves,
+    length_of,
+    same_axes,
+)
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
+from .scores import Attention
 
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention
@@ -61,11 +75,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Operand:
-    """A value from which an operand is read, and the order of the axes in which the operator gets it."""
+    """A value from which an operand is read, the order of the axes in which the operator gets it, and its scalars."""
 
     view: View
     order: HeadLayout
     axes: Axes
+    scalars: tuple[Scalar, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,18 +88,10 @@ class Match:
     """Attention that becomes one operator.
 
     Attributes:
+        found: The attention; its scalars are computed at run time, and there may be rows without keys if it is safe.
         query, key, value: The operands.
-        layout: The factors of their axes.
-        factor: The product of the constant scalars.
-        scalars: The scalars that are computed at run time.
-        softcap: The bound of the scores before the steps; 0: there is none.
-        steps: The masks and biases, the innermost first.
-        is_causal: Whether a query sees the keys up to its own number.
-        window: The number of keys up to its own that a query sees; 0: all.
-        is_exactly_masked: Whether all steps are masks with numbers that the operator puts in the place of scores.
-        has_safe_rows: Whether there may be rows without keys, which are 0.
-        product: The product by the value.
         result: The view that the new node replaces: its output, or one behind it. Its order is that of the operator.
+        layout: The factors of their axes.
         is_quantized: Whether products of integers take the place of the products.
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
             views with values of these lengths.
@@ -93,22 +100,14 @@ class Match:
         ends_together: Whether the last query has the position of the last key, not the first that of the first one.
     """
 
+    found: Attention
     query: Operand
     key: Operand
     value: Operand
-    layout: Layout
-    factor: float
-    scalars: tuple[Scalar, ...]
-    softcap: float
-    steps: Steps
-    is_causal: bool
-    window: int
-    is_exactly_masked: bool
-    has_safe_rows: bool
-    product: ir.Node
     result: Operand
-    is_quantized: bool
-    shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...]
+    layout: Layout
+    is_quantized: bool = True
+    shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...] = ()
     few: Match | None = None
     later: float | None = None
     ends_together: bool = False
@@ -118,81 +117,80 @@ class Match:
         """The views of query, key and value."""
         return self.query.view, self.key.view, self.value.view
 
+    @property
+    def is_exactly_masked(self) -> bool:
+        """Whether all steps are masks with numbers that the operator puts in the place of scores."""
+        steps = self.found.steps
+        return self.is_quantized and bool(steps) and all(isinstance(step, Masked) for step in steps)
+
 
 def build(match: Match, edit: Edit) -> None:
     """Records the new nodes of a match."""
-    before = match.product
+    layout, nodes = match.layout, Nodes(edit, match.found.product, match.views)
     types = {each.value.dtype for each in (*match.views, match.result.view)}
     dtype = FLOAT if len(types) > 1 or not match.is_quantized else (types.pop() or FLOAT)
     main, keeps = operator_of(match, dtype, edit)
+    edit.operator = main.op_type
     if match.few is not None:
-        many, (few, keeps) = main, operator_of(match.few, dtype, edit)
-        edit.operator = many.op_type
-        for each in (many, few):
-            edit.facts.note(each.outputs[0], dtype, None)
-        has_many = many_queries(match.layout.queries, match.views, edit, before=before)
-        main = chosen(has_many, ("many_queries", [many], many.outputs[:1]), (FEW, [few], few.outputs[:1]))
-        edit.facts.note(main.outputs[0], dtype, None)
+        few, keeps = operator_of(match.few, dtype, edit)
+        has_many = many_queries(layout.queries, nodes)
+        main = chosen(has_many, ("many_queries", [main], main.outputs[:1]), (FEW, [few], few.outputs[:1]), dtype, edit)
     elif match.later is not None and match.later > -np.inf:
-        main = _without_later_keys(main, match.later, dtype, edit, before=before)
-        edit.facts.note(main.outputs[0], dtype, None)
-    y = View(edit.insert_main(main, before=before), match.result.axes)
+        main = _without_later_keys(main, match.later, dtype, nodes)
+    y = View(edit.insert_main(main, before=nodes.before), match.result.axes)
     if keeps is not None:
-        split = match.layout.batch, match.layout.queries, match.layout.heads, match.layout.width
-        y = View(arranged(y, split, edit, before=before), split)
-        y = View(edit.insert(ir.node("Mul", [y.value, keeps]), before=before), split)
+        split = layout.batch, layout.queries, layout.heads, layout.width
+        y = View(nodes.add("Mul", Nodes(edit, nodes.before).arranged(y, split), keeps), split)
     for node, axes, views in match.shapes:
-        edit.replace(node.outputs[0], shape_of(axes, views, edit, before=node))
-    _place(y, dtype, match, edit)
+        edit.replace(node.outputs[0], Nodes(edit, node, views).shape(axes))
+    _place(y, dtype, match, nodes)
 
 
 def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir.Value | None]:
     """Returns the operator, which is not inserted yet, and factors of the rows of its result, if it needs any."""
-    before, layout, known = match.product, match.layout, match.views
-
-    def placed(operand: Operand) -> ir.Value:
-        value = arranged(operand.view, operand.axes, edit, before=before, lengths=known)
-        return edit.cast(value, dtype, before=before, of=operand.view.value.dtype)
-
-    q, k, v = map(placed, (match.query, match.key, match.value))
-    by_row = [each for each in match.scalars if not has_one_element(each.value, 3)]
-    others = tuple(each for each in match.scalars if each not in by_row)
+    found, layout, nodes = match.found, match.layout, Nodes(edit, match.found.product, match.views)
+    q, k, v = (
+        nodes.cast(nodes.arranged(each.view, each.axes), dtype, each.view.value.dtype)
+        for each in (match.query, match.key, match.value)
+    )
+    by_row = [each for each in found.scalars if not has_one_element(each.value, 3)]
+    others = [each for each in found.scalars if each not in by_row]
     if by_row:
-        q = _scaled(View(q, match.query.axes), by_row, match, edit)
+        q = _scaled(View(q, match.query.axes), by_row, layout, nodes)
     bias = keeps = None
-    if match.steps:
+    if found.steps:
         flags = {"is_exact": match.is_exactly_masked, "is_whole": not match.is_quantized}
-        bias = bias_of(match.steps, layout.scores, known[:2], edit, **flags)
+        bias = bias_of(found.steps, layout.scores, Nodes(edit, edit.node, match.views[:2]), **flags)
     heads, key_heads = length_of(layout.heads), length_of(layout.key_heads)
     assert heads is not None
     assert key_heads is not None
     if match.is_quantized:
-        bias = edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=before) if bias is None else bias
-        numbers = [step.number for step in match.steps if isinstance(step, Masked)]
+        bias = nodes.constant(np.zeros((1, 1, 1, 1), np.float32)) if bias is None else bias
+        numbers = [step.number for step in found.steps if isinstance(step, Masked)]
         least_added = max(numbers) / 2 if match.is_exactly_masked else -np.inf
-        cap, least = (edit.add_constant(np.float32(each), before=before) for each in (match.softcap, least_added))
+        cap, least = (nodes.constant(np.float32(each)) for each in (found.softcap, least_added))
         operator = call(
             "QuantizedAttention",
-            [q, k, v, bias, times(match.factor, others, edit, before), cap, least],
+            [q, k, v, bias, times(found.factor, others, nodes), cap, least],
             num_heads=heads,
             kv_num_heads=key_heads if layout.repeats else 0,
             query_layout=int(match.query.order),
             key_layout=int(match.key.order),
             value_layout=int(match.value.order),
             dst_layout=int(match.result.order),
-            keys_before=match.window - 1,
-            keys_after=0 if match.is_causal else -1,
-            ends_together=int(match.ends_together and (match.is_causal or match.window > 0)),
-            zero_rows=int(match.has_safe_rows),
+            keys_before=found.window - 1,
+            keys_after=0 if found.is_causal else -1,
+            ends_together=int(match.ends_together and (found.is_causal or found.window > 0)),
+            zero_rows=int(found.is_safe),
         )
         return operator, None
-    if match.has_safe_rows and bias is not None:
-        bias, keeps = _safe(bias, edit)
+    if found.is_safe and bias is not None:
+        bias, keeps = _safe(bias, Nodes(edit, edit.node))
     if others:
-        q = edit.insert(ir.node("Mul", [q, times(1, others, edit, before)]), before=before)
+        q = nodes.add("Mul", q, times(1, others, nodes))
     edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
     inputs = [q, k, v, *([None, None, bias] if bias is not None else [])]
-    attributes = {"num_heads": heads, "scale": match.factor}
+    attributes = {"num_heads": heads, "scale": found.factor}
     return ir.node("MultiHeadAttention", inputs, attributes, domain=MICROSOFT), keeps
 
 
@@ -201,44 +199,34 @@ def is_of_few_queries(node: ir.Node) -> bool:
     return node.graph is not None and node.graph.name == FEW
 
 
-def count_of(queries: Axis, views: Sequence[View], edit: Edit, *, before: ir.Node) -> ir.Value:
-    """Returns the number of queries, one element. Layers with as many share the nodes.
-
-    Args:
-        queries: The factors of the axis.
-        views: Views from which it may be read: that of the query, and others.
-        edit: Records the new nodes.
-        before: The old node before which they are inserted.
-    """
-    key = views[0].value if len(queries) > 1 else known_as(queries[0].length, views[0].value)
-    return edit.once(("queries", key), lambda: shape_of((queries,), views, edit, before=before))
+def count_of(queries: Axis, nodes: Nodes) -> ir.Value:
+    """Returns the number of queries, one element, read from the views of query and others. Layers share the nodes."""
+    query = nodes.views[0].value
+    key = query if len(queries) > 1 else known_as(queries[0].length, query)
+    return nodes.edit.once(("queries", key), lambda: nodes.shape((queries,)))
 
 
-def many_queries(queries: Axis, views: Sequence[View], edit: Edit, *, before: ir.Node) -> ir.Value:
+def many_queries(queries: Axis, nodes: Nodes) -> ir.Value:
     """Returns whether there are at least MIN_QUERIES; the arguments are those of `count_of`."""
-    count = count_of(queries, views, edit, before=before)
-
-    def are_many() -> ir.Value:
-        fewest = edit.add_constant(np.array([MIN_QUERIES - 1]), before=before)
-        return edit.insert(ir.node("Greater", [count, fewest]), before=before)
-
-    return edit.once(("many queries", count), are_many)
+    count = count_of(queries, nodes)
+    return nodes.edit.once(("many queries", count), lambda: nodes.add("Greater", count, [MIN_QUERIES - 1]))
 
 
 Branch = tuple[str, Sequence[ir.Node], Sequence[ir.Value]]
 """The name, the nodes and the outputs of a branch."""
 
 
-def chosen(condition: ir.Value, if_true: Branch, if_false: Branch) -> ir.Node:
-    """Returns the node that runs one of two branches; it is not inserted yet."""
+def chosen(condition: ir.Value, if_true: Branch, if_false: Branch, dtype: ir.DataType, edit: Edit) -> ir.Node:
+    """Returns the node that runs one of two branches, with outputs of a type; it is not inserted yet."""
     graphs = [ir.Graph([], outputs, nodes=nodes, name=name) for name, nodes, outputs in (if_true, if_false)]
     branches = dict(zip(("then_branch", "else_branch"), graphs, strict=True))
-    return ir.node("If", [condition], branches, num_outputs=len(if_true[2]))
+    main = ir.node("If", [condition], branches, num_outputs=len(if_true[2]))
+    for each in (*if_true[2], *if_false[2], *main.outputs):
+        edit.facts.note(each, dtype, None)
+    return main
 
 
-def _without_later_keys(
-    operator: ir.Node, number: float, dtype: ir.DataType, edit: Edit, *, before: ir.Node
-) -> ir.Node:
+def _without_later_keys(operator: ir.Node, number: float, dtype: ir.DataType, nodes: Nodes) -> ir.Node:
     """Returns what leaves out the keys behind each query, unless a row has no other keys; it is not inserted yet.
 
     `number`: what the bias of the operator hides these keys with. `dtype`: the type of its result.
@@ -247,37 +235,36 @@ def _without_later_keys(
     causal = ir.node(operator.op_type, operator.inputs, attributes, domain=operator.domain)
     bias = operator.inputs[_BIAS]
     assert bias is not None
-    for each in (operator, causal):
-        edit.facts.note(each.outputs[0], dtype, None)
-    edit.operator = operator.op_type
-    condition = _have_keys(bias, number, edit, before=before)
-    branches = [(name, [node], node.outputs) for name, node in (("causal", causal), (_WITHOUT_KEYS, operator))]
-    return chosen(condition, *branches)
+
+    def have_keys() -> ir.Value:
+        return nodes.add("Greater", nodes.add("ReduceMin", _largest(bias, nodes), keepdims=0), np.float32(number / 2))
+
+    condition = nodes.edit.once(("have keys", bias), have_keys)
+    if_true, if_false = ((name, [node], node.outputs) for name, node in (("causal", causal), (_WITHOUT_KEYS, operator)))
+    return chosen(condition, if_true, if_false, dtype, nodes.edit)
 
 
-def _scaled(query: View, scalars: Sequence[Scalar], match: Match, edit: Edit) -> ir.Value:
+def _scaled(query: View, scalars: Sequence[Scalar], layout: Layout, nodes: Nodes) -> ir.Value:
     """Returns a query [B, S, H * D] with rows that are multiplied or divided by numbers of heads or queries."""
-    layout, before = match.layout, match.product
     split = layout.batch, layout.queries, layout.heads, layout.size
-    q = arranged(query, split, edit, before=before, lengths=match.views)
+    q = nodes.arranged(query, split)
     for scalar in scalars:
-        view = _view_of(scalar)
-        factors = arranged(view, held(view, (*split[:3], ())), edit, before=before, lengths=match.views)
-        q = edit.insert(ir.node("Div" if scalar.divides else "Mul", [q, factors]), before=before)
-    return arranged(View(q, split), query.axes, edit, before=before, lengths=match.views)
+        view = View(scalar.value, scalar.axes)
+        factors = nodes.arranged(view, held(view, (*split[:3], ())))
+        q = nodes.add("Div" if scalar.divides else "Mul", q, factors)
+    return nodes.arranged(View(q, split), query.axes)
 
 
-def _place(y: View, dtype: ir.DataType, match: Match, edit: Edit) -> None:
+def _place(y: View, dtype: ir.DataType, match: Match, nodes: Nodes) -> None:
     """Puts the result of the new node, of a type, in the place of the model's."""
-    before, result = match.product, match.result.view
-    reshape = producer_of(result.value, "Reshape") if result.value is not match.product.outputs[0] else None
+    edit, result, product = nodes.edit, match.result.view, match.found.product
+    reshape = producer_of(result.value, "Reshape") if result.value is not product.outputs[0] else None
     if reshape is not None and len(y.axes) == 3 and _copies_same(reshape, y, result):
         # It stays, and hides shapes from ONNX Runtime as before: SkipLayerNormalization, which it would fuse if it knew
         # them, took three times as long as Add and LayerNormalization (1.32, Zen 4).
-        edit.replace_input(reshape, 0, edit.cast(y.value, result.value.dtype, before=before, of=dtype))
+        edit.replace_input(reshape, 0, nodes.cast(y.value, result.value.dtype, dtype))
         return
-    value = arranged(y, result.axes, edit, before=before, lengths=match.views)
-    edit.replace(result.value, edit.cast(value, result.value.dtype, before=before, of=dtype))
+    edit.replace(result.value, nodes.cast(nodes.arranged(y, result.axes), result.value.dtype, dtype))
 
 
 def _copies_same(reshape: ir.Node, y: View, result: View) -> bool:
@@ -287,149 +274,108 @@ def _copies_same(reshape: ir.Node, y: View, result: View) -> bool:
     return all(i < 2 and leaves([y.axes[i]]) == leaves([result.axes[i]]) for i in copied)
 
 
-def bias_of(
-    steps: Steps, scores: Axes, ends: Sequence[View], edit: Edit, *, is_exact: bool = False, is_whole: bool = False
-) -> ir.Value:
+def bias_of(steps: Steps, scores: Axes, nodes: Nodes, *, is_exact: bool = False, is_whole: bool = False) -> ir.Value:
     """Returns the sum of masks and biases, of four dimensions. Layers with the same ones share it.
-
-    The nodes stand before Softmax: it comes before the Softmax of each further layer, but not before each product.
 
     Args:
         steps: The masks and biases.
         scores: The factors of the axes of scores.
-        ends: Views of query and key, from which lengths may be read at run time.
-        edit: Records the new nodes.
+        nodes: The new nodes, with views of query and key. They stand before Softmax: it comes before the Softmax of
+            each further layer, but not before each product.
         is_exact: Whether numbers of masks take the place of scores, and need not absorb them.
         is_whole: Whether the last two dimensions of the sum are S and T, also where it has one number for all.
     """
-    lengths = [length_of(axis) or axis[0].length for axis in scores[2:]]
-    expands = is_whole and not all(
-        any(_has_length(step, i, n, scores) for step in steps) for i, n in enumerate(lengths, 2)
-    )
-    unique = () if all(_is_direct(step, scores) for step in steps) else (edit.node,)
-    read = [known_as(n, end.value) for end, n in zip(ends, lengths, strict=True)] if expands else []
+    dims = [_placed_dims(step, scores) for step in steps]
+    lengths = _lengths_of(scores)[2:]
+    whole = [any(len(each) == 4 and _is_same(each[i], n) for each in dims) for i, n in enumerate(lengths, 2)]
+    expands, missing = is_whole and not all(whole), 4 - max(map(len, dims))
+    unique = () if all(_is_direct(step, scores) for step in steps) else (nodes.before,)
+    read = [known_as(n, end.value) for end, n in zip(nodes.views, lengths, strict=True)] if expands else []
 
     def total() -> ir.Value:
-        found = sum_of(tuple(placed(step, scores, ends, edit) for step in steps), edit, is_exact=is_exact)
-        missing = len(scores) - max(rank_of(step, scores) for step in steps)
+        found = sum_of(tuple(_placed(step, scores, nodes) for step in steps), nodes, is_exact=is_exact)
         if expands:
-            shape = shape_of(((), (), *scores[2:]), ends, edit, before=edit.node)
-            return edit.insert(ir.node("Expand", [found, shape]), before=edit.node)
-        if not missing:
-            return found
-        axes = edit.add_constant(np.arange(missing), before=edit.node)
-        return edit.insert(ir.node("Unsqueeze", [found, axes]), before=edit.node)
+            return nodes.add("Expand", found, nodes.shape(((), (), *scores[2:])))
+        return nodes.add("Unsqueeze", found, np.arange(missing)) if missing else found
 
-    return edit.once(("bias", steps, is_exact, *unique, *read), total)
+    return nodes.edit.once(("bias", steps, is_exact, *unique, *read), total)
 
 
-def _have_keys(bias: ir.Value, number: float, edit: Edit, *, before: ir.Node) -> ir.Value:
-    """Returns whether each row of a bias has a key that is not hidden by a number."""
-
-    def least_of_rows() -> ir.Value:
-        largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
-        least = edit.insert(ir.node("ReduceMin", [largest], {"keepdims": 0}), before=before)
-        bound = edit.add_constant(np.float32(number / 2), before=before)
-        return edit.insert(ir.node("Greater", [least, bound]), before=before)
-
-    return edit.once(("have keys", bias), least_of_rows)
-
-
-def _safe(bias: ir.Value, edit: Edit) -> tuple[ir.Value, ir.Value]:
+def _safe(bias: ir.Value, nodes: Nodes) -> tuple[ir.Value, ir.Value]:
     """Returns a bias with 0 in rows of -inf, and the factors of the rows: 0 for these, [B or 1, S, H or 1, 1]."""
 
     def safe() -> tuple[ir.Value, ir.Value]:
-        before = edit.node
-        largest = edit.insert(edit.reduction("ReduceMax", bias, [-1], before=before), before=before)
-        lowest = edit.add_constant(np.float32(-np.inf), before=before)
-        has_keys = edit.insert(ir.node("Greater", [largest, lowest]), before=before)
-        zero = edit.add_constant(np.float32(0), before=before)
-        finite = edit.insert(ir.node("Where", [has_keys, bias, zero]), before=before)
-        factors = edit.insert(ir.node("Cast", [has_keys], {"to": int(FLOAT)}), before=before)
-        return finite, edit.insert(ir.node("Transpose", [factors], {"perm": [0, 2, 1, 3]}), before=before)
+        has_keys = nodes.add("Greater", _largest(bias, nodes), np.float32(-np.inf))
+        finite = nodes.add("Where", has_keys, bias, np.float32(0))
+        factors = nodes.add("Cast", has_keys, to=int(FLOAT))
+        return finite, nodes.add("Transpose", factors, perm=[0, 2, 1, 3])
 
-    return edit.once(("safe", bias), safe)
+    return nodes.edit.once(("safe", bias), safe)
 
 
-def rank_of(step: Step, scores: Axes) -> int:
-    """Returns the rank of the value of a step after it is placed."""
-    if isinstance(step, Added | Masked):
-        return len(dims_of(step.value)) if _is_direct(step, scores) else len(scores)
-    return len(scores) if isinstance(step, Padding) else 0
+def _largest(bias: ir.Value, nodes: Nodes) -> ir.Value:
+    """Returns the largest number of each row of a bias."""
+    return nodes.edit.insert(nodes.edit.reduction("ReduceMax", bias, [-1], before=nodes.before), before=nodes.before)
 
 
 def _is_direct(step: Step, scores: Axes) -> bool:
     """Returns whether a step broadcasts to [B, H, S, T] as it is."""
     if not isinstance(step, Added | Masked):
         return True
-    axes = [leaves([axis]) for axis in ((),) * (4 - len(step.axes)) + step.axes]
-    rank = len(dims_of(step.value))
-    return (
-        rank <= 4
-        and all(a in ((), leaves([b])) for a, b in zip(axes[-rank:] if rank else (), scores[4 - rank :], strict=True))
-        and not any(axes[: len(axes) - rank])
-    )
+    missing = len(scores) - len(step.axes)
+    return missing >= 0 and same_axes(((),) * missing + step.axes, held(View(step.value, step.axes), scores))
 
 
 def can_be_placed(step: Step, scores: Axes, ends: Sequence[View]) -> bool:
     """Returns whether a step broadcasts to [B, H, S, T], or can be reshaped and repeated to do so."""
-    if _is_direct(step, scores):
+    if not isinstance(step, Added | Masked) or _is_direct(step, scores):
         return True
-    assert isinstance(step, Added | Masked)
-    is_known = set(leaves(step.axes)) <= set(leaves(scores))
-    sources = [_view_of(step), *ends] if step.is_proven else ends
-    return is_known and has_lengths([(each,) for each in leaves(scores)], sources)
+    sources = [View(step.value, step.axes), *ends] if step.is_proven else ends
+    return {*leaves(step.axes)} <= {*leaves(scores)} and has_lengths(apart(leaves(scores)), sources)
 
 
-def _view_of(step: Added | Masked | Scalar) -> View:
-    return View(step.value, step.axes[len(step.axes) - len(dims_of(step.value)) :])
-
-
-def placed(step: Step, scores: Axes, ends: Sequence[View], edit: Edit) -> Step:
+def _placed(step: Step, scores: Axes, nodes: Nodes) -> Step:
     """Returns a step with a value that is float32, or a condition, and broadcasts to [B, H, S, T]."""
     if isinstance(step, Padding):
-        return Added(_padding(step, scores, ends, edit), scores)
+        return Added(_padding(step, scores, nodes), scores)
     if not isinstance(step, Added | Masked | Scalar):
         return step
-    value = step.value
+    view = View(step.value, step.axes)
     if isinstance(step, Added | Masked) and not _is_direct(step, scores):
-        view = _view_of(step)
         if not step.is_proven:
-            shape = shape_of(view.axes, ends, edit, before=edit.node)
-            view = View(edit.insert(ir.node("Expand", [value, shape]), before=edit.node), view.axes)
-        value = arranged(view, held(view, scores), edit, before=edit.node, lengths=ends)
+            view = View(nodes.add("Expand", view.value, nodes.shape(view.axes)), view.axes)
+        view = View(nodes.arranged(view, held(view, scores)), scores)
     dtype = ir.DataType.BOOL if isinstance(step, Masked) else FLOAT
-    return replace(step, value=edit.cast(value, dtype, before=edit.node, of=step.value.dtype))
+    return replace(step, value=nodes.cast(view.value, dtype, step.value.dtype))
 
 
-def _padding(step: Padding, scores: Axes, ends: Sequence[View], edit: Edit) -> ir.Value:
+def _padding(step: Padding, scores: Axes, nodes: Nodes) -> ir.Value:
     """Returns what is added to the scores of keys that are padding, and 0 for others: [B or 1, 1, S or 1, T]."""
-    before = edit.node
     if step.more is None:
-        view = View(edit.cast(step.value, ir.DataType.BOOL, before=before, of=step.value.dtype), step.axes)
-        keeps = arranged(view, held(view, scores), edit, before=before, lengths=ends)
+        view = View(nodes.cast(step.value, ir.DataType.BOOL), step.axes)
+        keeps = nodes.arranged(view, held(view, scores))
     else:
-        numbers = [edit.add_constant(np.array(number), before=before) for number in (0, 1, step.more, [-1, 1, 1, 1])]
-        zero, one, more, column = numbers
-        scalar = edit.add_constant(np.zeros(0, np.int64), before=before)
-        tokens = shape_of(scores[3:], ends, edit, before=before)
-        length = edit.insert(ir.node("Reshape", [tokens, scalar]), before=before)
-        keys = edit.insert(ir.node("Range", [zero, length, one]), before=before)
-        counts = edit.cast(step.value, ir.DataType.INT64, before=before, of=step.value.dtype)
-        counts = edit.insert(ir.node("Add", [counts, more]), before=before)
-        counts = edit.insert(ir.node("Reshape", [counts, column]), before=before)
-        keeps = edit.insert(ir.node("Less", [keys, counts]), before=before)
-    nought, number = (edit.add_constant(np.float32(each), before=before) for each in (0, step.number))
-    return edit.insert(ir.node("Where", [keeps, nought, number]), before=before)
+        zero, one, more, column = (nodes.constant(number) for number in (0, 1, step.more, [-1, 1, 1, 1]))
+        scalar = nodes.constant(np.zeros(0, np.int64))
+        keys = nodes.add("Range", zero, nodes.add("Reshape", nodes.shape(scores[3:]), scalar), one)
+        counts = nodes.add("Add", nodes.cast(step.value, ir.DataType.INT64), more)
+        keeps = nodes.add("Less", keys, nodes.add("Reshape", counts, column))
+    return nodes.add("Where", keeps, np.float32(0), np.float32(step.number))
 
 
-def _has_length(step: Step, axis: int, length: Dim, scores: Axes) -> bool:
-    """Returns whether the value of a step, [B, H, S, T], is known to have a length along an axis."""
-    if isinstance(step, Padding):
-        return axis == len(scores) - 1 or bool(set(leaves(step.axes)) & set(leaves([scores[axis]])))
-    if not isinstance(step, Added | Masked):
-        return False
-    if not _is_direct(step, scores):
-        return bool(set(leaves(step.axes)) & set(leaves([scores[axis]])))
-    dims = dims_of(step.value)
-    return len(dims) == 4 and is_equal(dims[axis], length)
+def _placed_dims(step: Step, scores: Axes) -> list[Dim]:
+    """Returns the lengths of the value of a step after it is placed."""
+    if isinstance(step, Added | Masked) and _is_direct(step, scores):
+        return dims_of(step.value)
+    if not isinstance(step, Added | Masked | Padding):
+        return []
+    factors = {*leaves(step.axes), *(leaves(scores[3:]) if isinstance(step, Padding) else ())}
+    return [n if factors & {*leaves([axis])} else 1 for axis, n in zip(scores, _lengths_of(scores), strict=True)]
+
+
+def _lengths_of(scores: Axes) -> list[Dim]:
+    return [length_of(axis) or axis[0].length for axis in scores]
+
+
+def _is_same(a: Dim, b: Dim) -> bool:
+    return a is b or is_equal(a, b)

@@ -16,20 +16,20 @@ and new tokens are all, and without past keys samples with padding at their end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
-from ..analysis.nodes import input_of
+from ..analysis.nodes import input_of, operand
 from ..analysis.shapes import known_as
 from ..analysis.values import Values
 from ..edit import Branch, Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import View, axes_of, dims_of, shape_of
+from ..views import Nodes, View, axes_of, dims_of
 from .attention_build import (
     FEW,
     FLOAT,
@@ -56,7 +56,7 @@ from .attention_operators import (
     rotates,
     size_of_heads,
 )
-from .score_steps import Masked, may_mask_rows
+from .score_steps import may_mask_rows
 from .scores import Attention
 
 _OUTPUTS = 3
@@ -67,16 +67,15 @@ class _Made:
     """An operator that makes its operands.
 
     Attributes:
-        found: The attention of all keys. The values of its views of query, key and value are not those of the model.
+        found: The attention of all keys. The values of its views of query, key and value are not those of the model. It
+            is safe if there may be rows without keys, which are 0.
         heads: The numbers of heads of query, key and value.
         size: The elements of a head of GroupQueryAttention: its operands may be packed or rotated; 0: of others.
-        has_safe_rows: Whether there may be rows without keys, which are 0.
     """
 
     found: Attention
     heads: tuple[int, int, int]
     size: int
-    has_safe_rows: bool
 
 
 def _match(node: ir.Node, context: Context) -> _Made | None:
@@ -96,11 +95,12 @@ def _match(node: ir.Node, context: Context) -> _Made | None:
         return None
     if not (_has_cache(node, past, values) if past else is_group and _makes_operands(node)):
         return None
-    found = _attention_of(node, context.facts.opset, values[0], (numbers[0], numbers[1], numbers[2]), size)
-    if found is None or not math.isfinite(found.factor) or not math.isfinite(found.softcap):
+    heads = numbers[0], numbers[1], numbers[2]
+    found = _attention_of(node, context.facts.opset, values[0], heads, size)
+    if found is None or not math.isfinite(found.factor) or not math.isfinite(found.softcap or 0):
         return None
-    is_safe = found.is_safe and may_mask_rows(found.scores.steps, context.shared(Values))
-    return _Made(found, (numbers[0], numbers[1], numbers[2]), size, is_safe)
+    is_safe = found.is_safe and may_mask_rows(found.steps, context.shared(Values))
+    return _Made(replace(found, is_safe=is_safe), heads, size)
 
 
 def _has_cache(node: ir.Node, past: list[ir.Value], values: list[ir.Value]) -> bool:
@@ -152,11 +152,14 @@ def _build(match: _Made, edit: Edit) -> None:
     few = ir.node(node.op_type, node.inputs, dict(node.attributes), domain=node.domain, num_outputs=_OUTPUTS)
     operator, present = _made(match, many)
     y = many.insert(operator, before=node)
-    for new in (y, *few.outputs):
-        edit.facts.note(new, FLOAT, None)
     edit.operator = operator.op_type
-    branches = ("many_queries", many.nodes, [y, *present]), (FEW, [few], few.outputs)
-    main = chosen(_condition(node, edit), *branches)
+    main = chosen(
+        _condition(Nodes(edit, node)),
+        ("many_queries", many.nodes, [y, *present]),
+        (FEW, [few], few.outputs),
+        FLOAT,
+        edit,
+    )
     edit.insert_main(main, before=node)
     for old, new in zip(node.outputs, main.outputs, strict=True):
         edit.replace(old, new)
@@ -168,39 +171,19 @@ def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
     operands = [each for each in node.inputs[:3] if each is not None]
     if match.size:
         has_offset = bool(past) and rotates(node) and input_of(node, POSITIONS) is None
-        operands = operands_of(node, match.heads, match.size, edit, _length(past[0], 2, edit) if has_offset else None)
-    query, *views = found.scores.query, found.scores.key, found.value
+        offset = _length(past[0], 2, Nodes(edit, node)) if has_offset else None
+        operands = operands_of(node, match.heads, match.size, edit, offset)
+    query, *views = found.query, found.key, found.value
     for i, (given, view) in enumerate(zip(past, views, strict=False), 1):
-        joined = ir.node("Concat", [given, by_head(operands[i], match.heads[i], edit)], {"axis": 2})
-        operands[i] = noted(edit.insert(joined, before=node), given, dims_of(view.value), edit)
+        joined = Nodes(edit, node).add("Concat", given, by_head(operands[i], match.heads[i], edit), axis=2)
+        operands[i] = noted(joined, given, dims_of(view.value), edit)
     q, k, v = (View(each, view.axes) for view, each in zip((query, *views), operands, strict=True))
     batch, heads, queries, keys = found.probabilities
     size, width = (tuple(each for each in view.order if each not in (*batch, *heads, *keys)) for view in (k, v))
     repeats = tuple(each for each in heads if each not in k.order)
-    steps = tuple(found.scores.steps)
-    operator, _ = operator_of(
-        Match(
-            _operand(q),
-            _operand(k),
-            _operand(v),
-            Layout(batch, heads, queries, keys, size, width, repeats),
-            found.factor,
-            (),
-            found.softcap,
-            steps,
-            found.is_causal,
-            found.window,
-            bool(steps) and all(isinstance(step, Masked) for step in steps),
-            match.has_safe_rows,
-            node,
-            _operand(found.result),
-            is_quantized=True,
-            shapes=(),
-            ends_together=bool(past),
-        ),
-        q.value.dtype or FLOAT,
-        edit,
-    )
+    layout = Layout(batch, heads, queries, keys, size, width, repeats)
+    made = Match(found, _operand(q), _operand(k), _operand(v), _operand(found.result), layout, ends_together=bool(past))
+    operator, _ = operator_of(made, q.value.dtype or FLOAT, edit)
     return operator, operands[1:]
 
 
@@ -209,51 +192,40 @@ def _operand(view: View) -> Operand:
     return Operand(view, order, view.axes)
 
 
-def _condition(node: ir.Node, edit: Edit) -> ir.Value:
+def _condition(nodes: Nodes) -> ir.Value:
     """Returns whether there are many queries, and GroupQueryAttention has no room for more keys.
 
     Layers share the nodes.
     """
-    query, past = node.inputs[0], past_of(node)[0]
-    assert query is not None
+    node, past = nodes.before, past_of(nodes.before)[0]
+    query = operand(node)
     view = View(query, axes_of(dims_of(query)))
-    queries = view.axes[-2]
-    many = many_queries(queries, (view,), edit, before=node)
+    queries, nodes = view.axes[-2], replace(nodes, views=(view,))
+    many = many_queries(queries, nodes)
     total = input_of(node, TOTAL) if node.op_type == "GroupQueryAttention" else None
     if total is None:
         return many
     is_first, last = rotates(node) and input_of(node, POSITIONS) is not None, input_of(node, LAST)
 
     def has_no_room() -> ir.Value:
-        room, given = _length(past, 2, edit), edit.cast(total, ir.DataType.INT64, before=node)
-        both = edit.insert(ir.node("Add", [room, count_of(queries, (view,), edit, before=node)]), before=node)
-        is_full = edit.insert(ir.node("Equal", [both, given]), before=node)
-        none = edit.add_constant(np.zeros(1, np.int64), before=node)
-        has_none = edit.insert(ir.node("Equal", [room, none]), before=node)
+        room, given = _length(past, 2, nodes), nodes.cast(total, ir.DataType.INT64)
+        is_full = nodes.add("Equal", nodes.add("Add", room, count_of(queries, nodes)), given)
+        are_all = nodes.add("Equal", room, np.zeros(1, np.int64))
         # Positions behind past keys need not be adjacent. New keys follow those of each sample.
-        are_all = has_none if is_first else _or_are_whole(has_none, last, given, edit)
-        found = edit.insert(ir.node("And", [many, is_full]), before=node)
-        return edit.insert(ir.node("And", [found, are_all]), before=node)
+        if not is_first and last is not None:
+            least = nodes.add("ReduceMin", nodes.cast(last, ir.DataType.INT64), keepdims=0)
+            are_whole = nodes.add("Equal", nodes.add("Add", least, 1), given)
+            are_all = nodes.add("Or", are_all, are_whole)
+        return nodes.add("And", nodes.add("And", many, is_full), are_all)
 
-    return edit.once(("no room", many, total, last, is_first, known_as(dims_of(past)[2], past)), has_no_room)
-
-
-def _or_are_whole(condition: ir.Value, last: ir.Value | None, total: ir.Value, edit: Edit) -> ir.Value:
-    """Returns whether a condition holds or no sample has fewer keys than others; `last`: the number of each's last."""
-    if last is None:
-        return condition
-    node = edit.node
-    numbers = edit.cast(last, ir.DataType.INT64, before=node)
-    least = edit.insert(ir.node("ReduceMin", [numbers], {"keepdims": 0}), before=node)
-    count = edit.insert(ir.node("Add", [least, edit.add_constant(np.array(1), before=node)]), before=node)
-    are_whole = edit.insert(ir.node("Equal", [count, total]), before=node)
-    return edit.insert(ir.node("Or", [condition, are_whole]), before=node)
+    key = "no room", many, total, last, is_first, known_as(dims_of(past)[2], past)
+    return nodes.edit.once(key, has_no_room)
 
 
-def _length(value: ir.Value, axis: int, edit: Edit) -> ir.Value:
+def _length(value: ir.Value, axis: int, nodes: Nodes) -> ir.Value:
     """Returns a length of a value, a vector of one element."""
     view = View(value, axes_of(dims_of(value)))
-    return shape_of(view.axes[axis : axis + 1], (view,), edit, before=edit.node)
+    return replace(nodes, views=(view,)).shape(view.axes[axis : axis + 1])
 
 
 RULE: Rule[_Made] = Rule("operands of attention", OPSET, _match, _build, fuses=True)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
-from ..analysis.nodes import input_of, is_standard
+from ..analysis.nodes import input_of, is_standard, operand
 from ..analysis.shapes import is_equal
 from ..analysis.standard import ATTENTION
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
-from ..views import Axes, Axis, Dim, Factor, View, broadcast, dims_of
-from .score_steps import Added, Masked, Padding, Step
-from .scores import Attention, Scores
+from ..views import Axes, Axis, Dim, Factor, Nodes, View, broadcast, dims_of, length_of
+from .score_steps import Added, Masked, Padding, Step, Steps
+from .scores import Attention
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
 BIAS = 3  # of MultiHeadAttention
@@ -46,9 +47,9 @@ _ATTRIBUTES = {
 }
 _PAST = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4)}  # inputs
 _OUTPUTS_WITH_PAST = 3  # the present keys and values, too
-_QUERY_KEY_VALUE = 3
+QUERY_KEY_VALUE = 3
 POSITIONS, LAST, TOTAL, _COS, _SIN = 9, 5, 6, 7, 8  # inputs of GroupQueryAttention
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
 _OTHER_NUMBERS = "causal mask for other numbers of queries and keys"
@@ -68,10 +69,9 @@ def operator_attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] |
     """
     if not is_attention(node):
         return None
-    make = {"MultiHeadAttention": _multi_head, "GroupQueryAttention": _group_query}
-    if node.op_type in make:
-        return make[node.op_type](node, operands)
-    return _attention(node, opset, operands)
+    if node.op_type == "Attention":
+        return _attention(node, opset, operands)
+    return (_multi_head if node.op_type == "MultiHeadAttention" else _group_query)(node, operands)
 
 
 def is_attention(node: ir.Node) -> bool:
@@ -105,7 +105,7 @@ def size_of_heads(node: ir.Node) -> int | None:
     query, cos, sin = node.inputs[0], input_of(node, _COS), input_of(node, _SIN)
     dims = [] if query is None else dims_of(query)
     all_heads = heads + 2 * key_heads if input_of(node, 1) is None else heads
-    if query is None or query.dtype not in _FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
+    if query is None or query.dtype not in FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
         return None
     if rotates(node) and (cos is None or sin is None or not isinstance([None, *dims_of(cos)][-1], int)):
         return None
@@ -127,10 +127,8 @@ def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -
     mask = input_of(node, 3)
     if mask is not None and opset > 23 and not is_equal((dims_of(mask) or [1])[-1], dims_of(views[1].value)[-2]):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask, which may have fewer numbers than there are keys")
-    found = _with(node, *views, factor=node.attributes.get_float("scale", None), mask=mask)
-    found.softcap = node.attributes.get_float("softcap", 0.0)
-    found.is_causal = is_causal
-    return found
+    found = _with(node, views, factor=node.attributes.get_float("scale", None), mask=mask)
+    return replace(found, softcap=node.attributes.get_float("softcap", 0.0), is_causal=is_causal)
 
 
 def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
@@ -139,11 +137,11 @@ def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention
     if is_causal and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
         raise Unconverted(Reason.ATTENTION_OPERATOR, what=_OTHER_NUMBERS)
     scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 5))
-    found.is_safe, found.is_causal = False, is_causal
+    found = _with(node, _views(node, operands), factor=scale, mask=input_of(node, 5))
+    steps = found.steps
     if (mask := input_of(node, 4)) is not None:
-        found.scores.steps.append(_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found))
-    return found
+        steps += (_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found),)
+    return replace(found, is_safe=False, is_causal=is_causal, steps=steps)
 
 
 def _has_key_for_each_query(node: ir.Node) -> bool:
@@ -177,7 +175,7 @@ def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
     """
     batch, _, queries, keys = found.probabilities
     dims = dims_of(mask)
-    if len(dims) == 1 and is_equal(dims[0], dims_of(found.scores.query.value)[0]):
+    if len(dims) == 1 and is_equal(dims[0], dims_of(found.query.value)[0]):
         return Padding(mask, number, more=0)
     if len(dims) not in (2, 3):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="padding mask, which is not known to have one of the forms")
@@ -195,12 +193,11 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
     if operands is None and rotates(node):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
     scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, *_views(node, operands), factor=scale, mask=input_of(node, 10))
-    if (lengths := input_of(node, LAST)) is not None:
-        found.scores.steps.append(Padding(lengths, -math.inf, more=1))
-    found.softcap = node.attributes.get_float("softcap", 0.0)
-    found.is_causal, found.window = True, max(0, window)
-    return found
+    found = _with(node, _views(node, operands), factor=scale, mask=input_of(node, 10))
+    lengths = input_of(node, LAST)
+    steps = found.steps if lengths is None else (*found.steps, Padding(lengths, -math.inf, more=1))
+    softcap = node.attributes.get_float("softcap", 0.0)
+    return replace(found, softcap=softcap, is_causal=True, window=max(0, window), steps=steps)
 
 
 def _check(
@@ -240,7 +237,7 @@ def _views(node: ir.Node, operands: Sequence[ir.Value] | None) -> tuple[View, Vi
         Unconverted: A number of heads or a size is not known.
     """
     heads, key_heads = heads_of(node)
-    values = [*(node.inputs[:_QUERY_KEY_VALUE] if operands is None else operands), node.outputs[0]]
+    values = [*(node.inputs[:QUERY_KEY_VALUE] if operands is None else operands), node.outputs[0]]
     shapes = [[] if value is None else dims_of(value) for value in values]
     query, key, value, _ = shapes
     if not all(len(each) in (3, 4) for each in (query, key, value)):
@@ -276,28 +273,28 @@ def _axis(dim: Dim) -> Axis:
 
 
 def _with(
-    node: ir.Node, query: View, key: View, value: View, result: View, *, factor: float | None, mask: ir.Value | None
+    node: ir.Node, views: tuple[View, View, View, View], *, factor: float | None, mask: ir.Value | None
 ) -> Attention:
-    """Returns attention of views and a mask.
+    """Returns attention of query, key, value and result, and a mask.
 
     Raises:
         Unconverted: The rank of the mask is not known.
     """
-    batch, tokens = query.axes[0], key.axes[-2] if len(key.axes) == 4 else key.axes[1]
-    queries = query.axes[-2] if len(query.axes) == 4 else query.axes[1]
+    query, key, value, result = views
+    batch, (queries, tokens) = query.axes[0], (each.axes[-2 if len(each.axes) == 4 else 1] for each in (query, key))
     size = tuple(each for each in key.order if each not in value.order)
     heads = tuple(each for each in query.order if each not in (*batch, *queries, *size))
     axes: Axes = (batch, heads, queries, tokens)
     if factor is None:
-        factor = 1 / math.sqrt(np.prod([each.length for each in size if isinstance(each.length, int)] or [1]))
-    scores = Scores(query, key)
+        factor = 1 / math.sqrt(length_of(size) or 1)
+    steps: Steps = ()
     if mask is not None:
         given = broadcast(mask, axes)
         if given is None or len(dims_of(mask)) < 2:
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask: its rank is not known, or not 2 to 4")
         is_mask = mask.dtype == ir.DataType.BOOL
-        scores.steps.append(Masked(mask, True, -math.inf, given) if is_mask else Added(mask, given))
-    return Attention(scores, axes, value, node, result, True, (), factor=factor)
+        steps = (Masked(mask, True, -math.inf, given.axes) if is_mask else Added(mask, given.axes),)
+    return Attention(query, key, value, axes, node, result, factor=factor, steps=steps)
 
 
 def operands_of(
@@ -312,17 +309,15 @@ def operands_of(
         edit: Records the new nodes.
         offset: The position of the first token, a vector of one element, if the operator is not given any; None: 0.
     """
-    query, packed = node.inputs[0], input_of(node, 1) is None
-    assert query is not None
-    operands = [each for each in node.inputs[:_QUERY_KEY_VALUE] if each is not None]
-    if packed:
-        widths = edit.add_constant(np.array([n * size for n in heads]), before=node)
-        split = ir.node("Split", [query, widths], {"axis": -1}, num_outputs=_QUERY_KEY_VALUE)
+    query = operand(node)
+    operands = [each for each in node.inputs[:QUERY_KEY_VALUE] if each is not None]
+    if input_of(node, 1) is None:
+        widths = [n * size for n in heads]
+        given = [query, edit.add_constant(np.array(widths), before=node)]
+        split = ir.node("Split", given, {"axis": -1}, num_outputs=QUERY_KEY_VALUE)
         edit.insert(split, before=node)
-        operands = [
-            noted(each, query, [*dims_of(query)[:2], n * size], edit)
-            for each, n in zip(split.outputs, heads, strict=True)
-        ]
+        pairs = zip(split.outputs, widths, strict=True)
+        operands = [noted(each, query, [*dims_of(query)[:2], width], edit) for each, width in pairs]
     if rotates(node):
         operands[:2] = [_rotated(each, n, size, edit, offset) for each, n in zip(operands[:2], heads, strict=False)]
     return operands
@@ -330,18 +325,13 @@ def operands_of(
 
 def _rotated(value: ir.Value, heads: int, size: int, edit: Edit, offset: ir.Value | None) -> ir.Value:
     """Returns a query or key [B, S, heads * size] with its positions."""
-    node = edit.node
-    positions, cos, sin = input_of(node, POSITIONS), input_of(node, _COS), input_of(node, _SIN)
-    assert cos is not None
+    node, nodes = edit.node, Nodes(edit, edit.node)
+    positions, cos, sin = input_of(node, POSITIONS), operand(node, _COS), operand(node, _SIN)
     half = dims_of(cos)[-1]
     assert isinstance(half, int)
-    first = edit.add_constant(np.zeros(1, np.int64), before=node) if offset is None else offset
-    if positions is None:
-        positions = first
-    else:  # the operator uses the first element alone in a prompt
-        vector = edit.add_constant(np.array([-1]), before=node)
-        flat = edit.insert(ir.node("Reshape", [positions, vector]), before=node)
-        positions = edit.insert(ir.node("Gather", [flat, first]), before=node)
+    first = nodes.constant(np.zeros(1, np.int64)) if offset is None else offset
+    # The operator uses the first element alone in a prompt.
+    positions = first if positions is None else nodes.add("Gather", nodes.add("Reshape", positions, [-1]), first)
     attributes = {"num_heads": heads, "interleaved": node.attributes.get_int("rotary_interleaved", 0)}
     if half * 2 != size:
         attributes["rotary_embedding_dim"] = half * 2
@@ -351,14 +341,12 @@ def _rotated(value: ir.Value, heads: int, size: int, edit: Edit, offset: ir.Valu
 
 def by_head(value: ir.Value, heads: int, edit: Edit) -> ir.Value:
     """Returns [B, heads, S, elements] of [B, S, heads * elements], or of itself."""
-    dims, node = dims_of(value), edit.node
+    dims, nodes = dims_of(value), Nodes(edit, edit.node)
     if len(dims) == 4:
         return value
     batch, tokens, width = dims
     size = width // heads if isinstance(width, int) else -1
-    shape = edit.add_constant(np.array([0, 0, heads, size]), before=node)
-    split = edit.insert(ir.node("Reshape", [value, shape]), before=node)
-    swapped = edit.insert(ir.node("Transpose", [split], {"perm": [0, 2, 1, 3]}), before=node)
+    swapped = nodes.add("Transpose", nodes.add("Reshape", value, [0, 0, heads, size]), perm=[0, 2, 1, 3])
     return noted(swapped, value, [batch, heads, tokens, size], edit)
 
 

@@ -11,7 +11,7 @@ may be any tensor, such as a cache to which those of new tokens are appended. Th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -26,22 +26,10 @@ from ..analysis.values import Values
 from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from ..views import FLOATS, Axes, View, arranged, dims_of, leaves, length_of, same_axes
+from ..views import FLOATS, Axes, Nodes, View, dims_of, leaves, length_of, same_axes
 from .attention_build import bias_of, can_be_placed
 from .dequantizations import DEQUANTIZERS, MIDDLES, Dequantization, codes_of_cast, dequantization_of
-from .score_steps import (
-    MAX_NUMBER,
-    Added,
-    Masked,
-    Scalar,
-    Step,
-    Steps,
-    factor_of,
-    may_mask_rows,
-    split_scalars,
-    split_steps,
-    times,
-)
+from .score_steps import MAX_NUMBER, Added, Masked, Scalar, Step, Steps, may_mask_rows, split_scalars, times
 from .scores import Attention, attention_of
 from .sources import Source, sources_of
 
@@ -80,23 +68,16 @@ class _CompressedAttention:
     """Attention: see the operator for the operands.
 
     Attributes:
+        found: The attention; its scalars are computed at run time.
         query, key, value: The operands.
-        factor, scalars: The numbers by which scores are multiplied.
-        steps: The masks and biases, the innermost first.
-        scores: The factors of the axes of scores.
         least_bias: The number below which a finite sum of biases absorbs scores; None if no sum is below it.
-        product: MatMul(probabilities, value).
     """
 
+    found: Attention
     query: View
     key: _Operand
     value: _Operand
-    factor: float
-    scalars: tuple[Scalar, ...]
-    steps: Steps
-    scores: Axes
     least_bias: float | None
-    product: ir.Node
 
 
 def _match(node: ir.Node, context: Context) -> _CompressedAttention | None:
@@ -127,15 +108,14 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     if not isinstance(found, Attention) or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
         return None
     scores, values = found.probabilities, context.shared(Values)
-    query = [each for each in sources_of(found.scores.query) if same_axes(each.view.axes, found.scores.query.axes)][-1]
+    query = [each for each in sources_of(found.query) if same_axes(each.view.axes, found.query.axes)][-1]
     if leaves(query.view.axes[-1:]) == leaves(scores[-2:-1]):  # the product transposes it
         return None
-    keys = sources_of(found.scores.key, repeats=True)
+    keys = sources_of(found.key, repeats=True)
     value_sources = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
     if not any(_dequantizes(each[-1].view.value) for each in (keys, value_sources)):
         return None
-    scalars, softcap, steps = split_steps(found.scores.steps)
-    if found.is_safe and may_mask_rows(steps, values):
+    if found.is_safe and may_mask_rows(found.steps, values):
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
     key, value = (_operand(each, scores) for each in (keys, value_sources))
     for what, given, each in (("keys", keys, key), ("values", value_sources, value)):
@@ -151,13 +131,12 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
             raise Unconverted(Reason.CODES_SCALES, what=what)
     if not _is_attention(found, key, value):
         raise Unconverted(Reason.CODES_HEADS)
-    constants, others = split_scalars([*query.scalars, *key.scalars, *scalars])
-    factor = factor_of([*constants, found.scores.factor])
+    factor, others = split_scalars([*query.scalars, *key.scalars, *found.scalars], found.factor)
     are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
-    if not are_numbers or softcap != 0 or not all(_is_mask(step, scores) for step in steps):
+    if not are_numbers or found.softcap != 0 or not all(_is_mask(step, scores) for step in found.steps):
         raise Unconverted(Reason.CODES_SCORES)
-    least = _least_bias(steps, values)
-    return _CompressedAttention(query.view, key, value, factor, others, steps, scores, least, found.product)
+    found = replace(found, factor=factor, scalars=others)
+    return _CompressedAttention(found, query.view, key, value, _least_bias(found.steps, values))
 
 
 def _least_bias(steps: Steps, values: Values) -> float | None:
@@ -203,7 +182,7 @@ def _is_attention(found: Attention, key: _Operand, value: _Operand) -> bool:
 
     Heads of query share adjacent heads of keys.
     """
-    q, k, v = (dims_of(each.value) for each in (found.scores.query, found.scores.key, found.value))
+    q, k, v = (dims_of(each.value) for each in (found.query, found.key, found.value))
     if not len(q) == len(k) == len(v) == 4 or not is_equal(q[0], k[0]) or not is_equal(q[0], v[0]):
         return False
     heads, key_heads = leaves(found.probabilities[1:2]), key.axes[1]
@@ -267,50 +246,42 @@ def _of_codes(view: View, codes: Dequantization, scalars: tuple[Scalar, ...], sc
 
 
 def _build(match: _CompressedAttention, edit: Edit) -> None:
-    before, result = match.product, match.product.outputs[0]
-    query, operands = match.query.value, (match.key, match.value)
-    types = {query.dtype, result.dtype, *(each.codes.scale.dtype for each in operands if each.codes is not None)}
-    has_offsets = any(each.codes is not None and each.codes.has_offset for each in operands)  # sums in float32
-    float_type = query.dtype if len(types) == 1 and not has_offsets else ir.DataType.FLOAT
+    query, result, operands = match.query, match.found.result.value, (match.key, match.value)
+    nodes = Nodes(edit, match.found.product)
+    given = [each.codes for each in operands if each.codes is not None]
+    types = {query.value.dtype, result.dtype, *(each.scale.dtype for each in given)}
+    has_offsets = any(each.has_offset for each in given)  # sums in float32
+    float_type = query.value.dtype if len(types) == 1 and not has_offsets else ir.DataType.FLOAT
     assert float_type is not None
-    scale = times(match.factor, match.scalars, edit, before)
+    scale = times(match.found.factor, match.found.scalars, nodes)
     (*key, key_offset), (*value, value_offset) = (
-        _inputs(each, match.query, float_type, edit, before) for each in operands
+        _inputs(each, float_type, replace(nodes, views=(each.view, query))) for each in operands
     )
+    inputs = [nodes.cast(query.value, float_type), *key, *value, _bias(match, edit), scale, key_offset, value_offset]
     main = call(
         "CompressedAttention",
-        [
-            edit.cast(query, float_type, before=before),
-            *key,
-            *value,
-            _bias(match, edit),
-            scale,
-            key_offset,
-            value_offset,
-        ],
+        inputs,
         transposed_key=int(match.key.is_transposed),
         float_key=int(match.key.codes is None),
         float_value=int(match.value.codes is None),
         scale_query=int(match.key.is_per_channel),
         scale_result=int(match.value.is_per_channel),
     )
-    dst = edit.insert_main(main, before=before)
-    edit.replace(result, edit.cast(dst, result.dtype, before=before, of=float_type))
+    dst = edit.insert_main(main, before=nodes.before)
+    edit.replace(result, nodes.cast(dst, result.dtype, float_type))
 
 
-def _inputs(operand: _Operand, query: View, float_type: ir.DataType, edit: Edit, before: ir.Node) -> list[ir.Value]:
+def _inputs(operand: _Operand, float_type: ir.DataType, nodes: Nodes) -> list[ir.Value]:
     """Returns the codes or floats, the scales, the zero points and the offsets; floats of a type."""
 
     def number(value: float, dtype: ir.DataType) -> ir.Value:
-        if dtype in MIDDLES:
-            return edit.add_constant(np.full((1, 1, 1, 1), value).astype(dtype.numpy()), before=before)
-        return edit.cast(
-            edit.add_constant(np.full((1, 1, 1, 1), value, np.float32), before=before), dtype, before=before
-        )
+        is_code = dtype in MIDDLES
+        held = nodes.constant(np.full((1, 1, 1, 1), value).astype(dtype.numpy() if is_code else np.float32))
+        return held if is_code else nodes.cast(held, dtype)
 
-    given, view = operand.codes, operand.view
+    given = operand.codes
     if given is None:
-        return [edit.cast(view.value, float_type, before=before), *(number(each, float_type) for each in (1, 0, 0))]
+        return [nodes.cast(operand.view.value, float_type), *(number(each, float_type) for each in (1, 0, 0))]
 
     def moved(value: ir.Value, dtype: ir.DataType, axes: Axes) -> tuple[ir.Value, ir.DataType]:
         """Returns codes or a parameter of a type in the order of the operand, and its type.
@@ -320,64 +291,55 @@ def _inputs(operand: _Operand, query: View, float_type: ir.DataType, edit: Edit,
         target = tuple(tuple(each for each in leaves([axis]) if each in leaves(axes)) for axis in operand.axes)
         if value.dtype in _WIDE and not same_axes(axes, target):
             dtype = _WIDE[value.dtype]
-        value = edit.cast(value, dtype, before=before, of=value.dtype or dtype)
-        return arranged(View(value, axes), target, edit, before=before, lengths=(view, query)), dtype
+        return nodes.arranged(View(nodes.cast(value, dtype, value.dtype or dtype), axes), target), dtype
 
     assert given.codes.dtype is not None
-    codes, dtype = moved(given.codes, given.codes.dtype, view.axes)
+    codes, dtype = moved(given.codes, given.codes.dtype, operand.view.axes)
     middle = MIDDLES[given.codes.dtype] if given.has_offset and given.zero_point is None else 0
     if given.zero_point is None:
         zero_point = number(middle, dtype)
     else:
         zero_point, of = moved(given.zero_point, given.codes.dtype, operand.of_parameters[given.zero_point])
-        zero_point = edit.cast(zero_point, dtype, before=before, of=of)
+        zero_point = nodes.cast(zero_point, dtype, of)
     offset = number(0, float_type)
     if given.has_offset:
-        total, axes = _offset(given, middle, operand.of_parameters, edit, before)
-        offset, _ = moved(total, ir.DataType.FLOAT, axes)
+        offset, _ = moved(*_offset(given, middle, operand.of_parameters, nodes))
     scale, _ = moved(given.scale, float_type, operand.of_parameters[given.scale])
     return [codes, scale, zero_point, offset]
 
 
 def _offset(
-    given: Dequantization, middle: int, of_parameters: dict[ir.Value, Axes], edit: Edit, before: ir.Node
-) -> tuple[ir.Value, Axes]:
+    given: Dequantization, middle: int, of_parameters: dict[ir.Value, Axes], nodes: Nodes
+) -> tuple[ir.Value, ir.DataType, Axes]:
     """Returns what is added to (codes - middle) * scale, as float32, and the factors of its axes.
 
     The words of queries and weights are rounded: their errors are smaller with codes of a mean of about 0.
     """
-
-    def binary(op_type: str, a: ir.Value, b: ir.Value) -> ir.Value:
-        return edit.insert(ir.node(op_type, [a, edit.cast(b, ir.DataType.FLOAT, before=before)]), before=before)
-
+    dtype = ir.DataType.FLOAT
     if given.zero is None and middle == 0 and given.offset is not None and not given.is_subtracted:
-        return edit.cast(given.offset, ir.DataType.FLOAT, before=before), of_parameters[given.offset]
+        return given.offset, dtype, of_parameters[given.offset]
     # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters with a last dimension of 1.
-    total = edit.add_constant(np.full((1, 1, 1, 1), middle, np.float32), before=before)
+    total = nodes.constant(np.full((1, 1, 1, 1), middle, np.float32))
     axes, rank = of_parameters[given.scale], max(4, *(len(dims_of(each)) for each in given.parameters))
-    if given.zero is not None:
-        total = binary("Sub", total, given.zero)
-    total = binary("Mul", total, given.scale)
-    if given.offset is not None:
-        total = binary("Sub" if given.is_subtracted else "Add", total, given.offset)
-    return total, ((),) * (rank - len(axes)) + axes
+    sum_type = "Sub" if given.is_subtracted else "Add"
+    for op_type, each in (("Sub", given.zero), ("Mul", given.scale), (sum_type, given.offset)):
+        total = total if each is None else nodes.add(op_type, total, nodes.cast(each, dtype))
+    return total, dtype, ((),) * (rank - len(axes)) + axes
 
 
 def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     """Returns the sum of the masks and biases, of four dimensions; numbers that absorb scores stay finite."""
-    node, least = edit.node, match.least_bias
-    if not match.steps:
-        return edit.add_constant(np.zeros((1, 1, 1, 1), np.float32), before=node)
-    total = bias_of(match.steps, match.scores, (), edit)
+    nodes, found, least = Nodes(edit, edit.node), match.found, match.least_bias
+    if not found.steps:
+        return nodes.constant(np.zeros((1, 1, 1, 1), np.float32))
+    total = bias_of(found.steps, found.probabilities, nodes)
     if least is None:
         return total
 
     def absorbing() -> ir.Value:
-        bound, lowest = (edit.add_constant(np.float32(each), before=node) for each in (least, _LOWEST))
-        is_low = edit.insert(ir.node("Less", [total, bound]), before=node)
-        higher = edit.insert(ir.node("Where", [is_low, lowest, total]), before=node)
-        infinite = edit.insert(ir.node("IsInf", [total]), before=node)
-        return edit.insert(ir.node("Where", [infinite, total, higher]), before=node)
+        bound, lowest = (nodes.constant(np.float32(each)) for each in (least, _LOWEST))
+        higher = nodes.add("Where", nodes.add("Less", total, bound), lowest, total)
+        return nodes.add("Where", nodes.add("IsInf", total), total, higher)
 
     return edit.once(("absorbing", total, least), absorbing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +12,16 @@ import onnx_ir as ir
 
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.values import Values
-from ..edit import Edit
-from ..views import Axes
+from ..views import Axes, Nodes
 
-MAX_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
+_MAX_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
 MAX_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys
 _ABSORBING = -1e30  # in place of larger numbers of masks: rows without keys become means of all values, as in the model
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number by which scores are multiplied or divided; or several, with axes of these factors, as of a bias."""
+    """A number by which scores are multiplied or divided; or several, with axes of these factors."""
 
     value: ir.Value
     divides: bool
@@ -34,7 +34,7 @@ class Added:
 
     Attributes:
         value: The bias.
-        axes: The factors of its axes, as many as scores have; an axis of length 1 has none.
+        axes: The factors of its axes.
         is_proven: Whether its other axes are known to be as long as those of the scores.
         is_half: Whether the sums become float16.
         subtracts: Whether it is subtracted.
@@ -91,51 +91,36 @@ Step = Scalar | Added | Masked | Padding | Floor | Tanh
 Steps = tuple[Step, ...]
 
 
-def split_scalars(scalars: Iterable[Scalar]) -> tuple[list[float], tuple[Scalar, ...]]:
-    """Returns the factors that are known before run time, and the other scalars."""
-    constants, others = [], []
-    for scalar in scalars:
-        number = known_number(scalar.value)
-        if number is None:
-            others.append(scalar)
-        elif scalar.divides:
-            constants.append(1 / number if number else math.inf)
-        else:
-            constants.append(number)
-    return constants, tuple(others)
-
-
-def factor_of(constants: list[float]) -> float:
-    """Returns the product of factors as float32."""
+def split_scalars(scalars: Iterable[Scalar], factor: float = 1.0) -> tuple[float, tuple[Scalar, ...]]:
+    """Returns the product of a factor and the scalars that are known before run time, as float32, and the others."""
+    numbers = [(each, known_number(each.value)) for each in scalars]
+    known = [(1 / n if n else math.inf) if each.divides else n for each, n in numbers if n is not None]
     with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(math.prod(constants)))
+        return float(np.float32(math.prod([*known, factor]))), tuple(each for each, n in numbers if n is None)
 
 
-def times(number: float, scalars: tuple[Scalar, ...], edit: Edit, before: ir.Node) -> ir.Value:
+def times(number: float, scalars: Iterable[Scalar], nodes: Nodes) -> ir.Value:
     """Returns a number, multiplied or divided by the scalars that are computed at run time; float32."""
-    scale = edit.add_constant(np.float32(number), before=before)
+    scale = nodes.constant(np.float32(number))
     for scalar in scalars:
-        value = scalar.value
-        if value.dtype != ir.DataType.FLOAT:
-            value = edit.insert(ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}), before=before)
-        scale = edit.insert(ir.node("Div" if scalar.divides else "Mul", [scale, value]), before=before)
+        value = nodes.cast(scalar.value, ir.DataType.FLOAT)
+        scale = nodes.add("Div" if scalar.divides else "Mul", scale, value)
     return scale
 
 
-def split_steps(steps: Sequence[Step]) -> tuple[list[Scalar], float | None, Steps]:
+def split_steps(steps: Sequence[Step]) -> tuple[tuple[Scalar, ...], float | None, Steps]:
     """Returns the scalars that multiply scores, the soft cap of them, and the other steps.
 
     A scalar behind another step multiplies all before it. The cap is 0 if there is none, and None if it is no number.
     """
-    first = next((i for i, step in enumerate(steps) if not isinstance(step, Scalar)), len(steps))
-    scalars, rest = [step for step in steps if isinstance(step, Scalar)], tuple(steps[first:])
+    rest = tuple(itertools.dropwhile(lambda step: isinstance(step, Scalar), steps))
+    scalars = tuple(step for step in steps if isinstance(step, Scalar))
     if not any(isinstance(step, Tanh) for step in rest):
         return scalars, 0, rest
     caps = [step for step in rest[1:2] if isinstance(step, Scalar) and isinstance(rest[0], Tanh)]
-    numbers, _ = split_scalars(caps)
-    is_number = len(numbers) == 1 and numbers[0] > 0 and math.isfinite(numbers[0])
     is_last = not any(isinstance(step, Scalar | Tanh) for step in rest[2:])
-    return scalars, numbers[0] if is_number and is_last else None, rest[2:]
+    cap, unknown = split_scalars(caps)
+    return scalars, cap if caps and is_last and not unknown and 0 < cap < math.inf else None, rest[2:]
 
 
 def may_mask_rows(steps: Iterable[Step], values: Values) -> bool:
@@ -153,40 +138,30 @@ def may_mask_rows(steps: Iterable[Step], values: Values) -> bool:
             elif isinstance(step, Floor):
                 low = max(low, np.float32(step.number))
             elif isinstance(step, Scalar) and low:
-                constants, others = split_scalars([step])
-                low = np.float32(-np.inf) if others else np.float32(low * factor_of(constants))
+                factor, others = split_scalars([step])
+                low = np.float32(-np.inf if others else low * factor)
     return not low > -np.inf
 
 
-def sum_of(steps: Steps, edit: Edit, *, is_exact: bool = False) -> ir.Value:
+def sum_of(steps: Steps, nodes: Nodes, *, is_exact: bool = False) -> ir.Value:
     """Returns what the steps make of scores of 0.
 
     `is_exact`: whether numbers of masks take the place of scores, and need not absorb them.
     """
-    before = edit.node
     total: ir.Value | None = None
     for step in steps:
         if isinstance(step, Masked):
-            scores = edit.add_constant(np.float32(0), before=before) if total is None else total
-            masked = edit.add_constant(np.float32(step.number if is_exact else absorbing(step.number)), before=before)
-            choices = [scores, masked] if step.keeps else [masked, scores]
-            total = edit.insert(ir.node("Where", [step.value, *choices]), before=before)
-        elif isinstance(step, Added):
-            if total is None and not step.subtracts:
-                total = step.value
-            elif total is None:
-                total = edit.insert(ir.node("Neg", [step.value]), before=before)
-            else:
-                total = edit.insert(ir.node("Sub" if step.subtracts else "Add", [total, step.value]), before=before)
+            scores = nodes.constant(np.float32(0)) if total is None else total
+            number = step.number if is_exact or step.number <= _MAX_MASK else _ABSORBING
+            choices = [scores, nodes.constant(np.float32(number))]
+            total = nodes.add("Where", step.value, *(choices if step.keeps else reversed(choices)))
+        elif isinstance(step, Added) and total is None:
+            total = nodes.add("Neg", step.value) if step.subtracts else step.value
+        elif isinstance(step, Added) and total is not None:
+            total = nodes.add("Sub" if step.subtracts else "Add", total, step.value)
         elif isinstance(step, Scalar) and total is not None:
-            total = edit.insert(ir.node("Div" if step.divides else "Mul", [total, step.value]), before=before)
+            total = nodes.add("Div" if step.divides else "Mul", total, step.value)
         elif isinstance(step, Floor) and total is not None:
-            lowest = edit.add_constant(np.float32(step.number), before=before)
-            total = edit.insert(ir.node("Max", [total, lowest]), before=before)
+            total = nodes.add("Max", total, np.float32(step.number))
     assert total is not None
     return total
-
-
-def absorbing(number: float) -> float:
-    """Returns a number of a mask that absorbs all scores to which it is added, as the mask replaces them."""
-    return number if number <= MAX_MASK else _ABSORBING

@@ -9,7 +9,7 @@ Example: Where(mask, MatMul(q, k) * 0.125 + b, -inf) has three steps: the scalar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -25,51 +25,45 @@ from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
 from ..views import Axes, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
-from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Tanh
+from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Steps, Tanh, split_steps
 
 
-@dataclass
-class Scores:
-    """Scores: the product of query and key, a factor of it, and the steps that change it, the innermost first."""
-
-    query: View
-    key: View
-    steps: list[Step] = field(default_factory=list)
-    factor: float = 1.0
-
-
-@dataclass
+@dataclass(frozen=True)
 class Attention:
     """Two products with a softmax between them.
 
     Attributes:
-        scores: The first product, and what changes it.
+        query, key, value: The factors of the products.
         probabilities: The factors of the axes of the softmax, which is over the last one.
-        value: The other factor of the second product.
         product: The second product.
         result: Its output.
         is_safe: Whether NaN of the softmax becomes 0.
         shapes: The nodes that read the shapes of scores and probabilities, each with its axes.
         factor: A number by which the first product is multiplied before the steps.
-        softcap: The soft cap of scores; 0: there is none, except as a step.
+        scalars: Others.
+        softcap: The bound of the scores before the steps; 0: there is none; None: it is no number.
+        steps: The masks and biases, the innermost first.
         is_causal: Whether a query sees the keys up to its own number.
         window: The number of keys up to its own that a query sees; 0: all.
     """
 
-    scores: Scores
-    probabilities: Axes
+    query: View
+    key: View
     value: View
+    probabilities: Axes
     product: ir.Node
     result: View
-    is_safe: bool
-    shapes: tuple[tuple[ir.Node, Axes], ...]
+    is_safe: bool = True
+    shapes: tuple[tuple[ir.Node, Axes], ...] = ()
     factor: float = 1.0
-    softcap: float = 0.0
+    scalars: tuple[Scalar, ...] = ()
+    softcap: float | None = 0.0
+    steps: Steps = ()
     is_causal: bool = False
     window: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lost:
     """Attention that has no form of these, and the value where it is lost.
 
@@ -80,6 +74,16 @@ class Lost:
 
     value: ir.Value
     reason: Reason
+
+
+@dataclass
+class _Scores:
+    """The product of query and key, a number by which it is multiplied, and what changes it, the innermost first."""
+
+    query: View
+    key: View
+    factor: float
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass
@@ -129,20 +133,25 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
         return Lost(lost, Reason.ATTENTION_SCORES) if lost is not None and is_attention else None
     if isinstance(after, ir.Value):
         return Lost(after, Reason.ATTENTION_WEIGHTS)
-    shapes = walk.shapes
-    if {*leaves(axes[-1:])} & {*scores.query.order}:
-        scores = replace(scores, query=scores.key, key=scores.query)
+    query, key = scores.query, scores.key
+    if {*leaves(axes[-1:])} & {*query.order}:
+        query, key = key, query
     product, index, view, is_safe = after
     operands, result = operands_of(product, {index: view.axes})
+    scalars, softcap, steps = split_steps(scores.steps)
     return Attention(
-        scores,
-        axes,
+        query,
+        key,
         operands[1 - index],
+        axes,
         product,
         View(product.outputs[0], result),
         is_safe,
-        tuple(shapes),
-        factor=scores.factor,
+        tuple(walk.shapes),
+        scores.factor,
+        scalars,
+        softcap,
+        steps,
     )
 
 
@@ -175,7 +184,7 @@ def _scores_of(
     distance: int = 0,
     *,
     is_half: bool = False,
-) -> Scores | None:
+) -> _Scores | None:
     """Returns the scores that nodes read as one of their inputs, if nothing else uses them.
 
     Args:
@@ -195,19 +204,17 @@ def _scores_of(
     if value.is_graph_output() or not all(_serves(users, index, *use) for use in value.uses()):
         return None
     walk.shapes += shapes_of(View(value, axes))
-    if len(dims_of(value)) != len(axes) or any(
-        dim == 1 and axis for dim, axis in zip(dims_of(value), axes, strict=True)
-    ):
+    dims = dims_of(value)
+    if len(dims) != len(axes) or any(dim == 1 and axis for dim, axis in zip(dims, axes, strict=True)):
         return None
-    for axis, dim in zip(axes, dims_of(value), strict=True):
-        rename(axis, dim)
+    rename(axes, value)
     is_half = is_half or value.dtype == ir.DataType.FLOAT16
     if labels_of(node) is not None:
         (a, b), _ = operands_of(node, {2: axes})
         walk.is_mixed = _mixes_heads(a, walk) or _mixes_heads(b, walk)
         if walk.is_mixed:
             return None
-        return Scores(a, b, factor=node.attributes.get_float("alpha", 1.0))
+        return _Scores(a, b, node.attributes.get_float("alpha", 1.0))
     if (source := View(value, axes).before()) is not None:
         return _scores_of((node,), 0, source.axes, walk, distance + 1, is_half=is_half)
     for i in _indices(node):
@@ -295,7 +302,7 @@ def _broadcast(value: ir.Value, scores: ir.Value, axes: Axes) -> tuple[Axes, boo
     """Returns the factors of the axes of a value that is broadcast to scores, and whether their lengths are known."""
     found, dims = broadcast(value, axes), dims_of(value)
     pairs = zip(reversed(dims), reversed(dims_of(scores)), strict=False)
-    return None if found is None else (found, all(a == 1 or is_equal(a, b) for a, b in pairs))
+    return None if found is None else (found.axes, all(a == 1 or is_equal(a, b) for a, b in pairs))
 
 
 def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:

@@ -58,10 +58,9 @@ def _before_expand(view: View) -> View | None:
     source = None if expand is None else expand.inputs[0]
     if source is None or source.shape is None:
         return None
-    at, axes = len(view.axes) - len(source.shape), broadcast(source, view.axes)
-    pairs = zip(source.shape, dims_of(view.value)[at:], strict=True)
+    pairs = zip(reversed(source.shape), reversed(dims_of(view.value)), strict=False)
     is_known = all(isinstance(dim, int) or is_equal(dim, wide) for dim, wide in pairs)
-    return View(source, axes[at:]) if is_known and axes is not None else None
+    return broadcast(source, view.axes) if is_known else None
 
 
 def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value, Scalar] | None:

@@ -9,8 +9,7 @@ The sums are the same integers. Einsums of floats stay, since sums of another or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from ..codes.wide_codes import wide_codes_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import Axes, View, arranged, dims_of, leaves, length_of, operands_of
+from ..views import Axes, Nodes, View, apart, dims_of, leaves, length_of, operands_of
 from ..weights.matrix_product import matrix_product_of
 from .einsum import einsum_of
 
@@ -80,30 +79,28 @@ def _build(match: _EinsumOfHeads, edit: Edit) -> None:
     (a, b), of_result = operands_of(node, {})
     held = [leaves(axes) for axes in (a.axes, b.axes, of_result)]
     inner = tuple(each for each in held[0] if each in held[1] and each not in held[2])
-    stack = tuple((each,) for each in held[0] if each in held[1] and each in held[2])
+    stack = apart(each for each in held[0] if each in held[1] and each in held[2])
     rows = tuple(each for each in held[0] if each not in held[1])
     columns = tuple(each for each in held[1] if each not in held[0])
-    lead: Axes = (*stack, rows) if match.weights is None else tuple((each,) for each in rows)
-    left = _placed(a, (*lead, inner), (b,), edit)
-    if match.weights is None:
-        right = _placed(b, (*stack, inner, columns), (a,), edit)
-    else:
-        right = edit.add_constant(match.weights, before=node)
+    lead: Axes = (*stack, rows) if match.weights is None else apart(rows)
+    nodes = Nodes(edit, node, (a, b))
+    left = _placed(a, (*lead, inner), nodes)
+    right = _placed(b, (*stack, inner, columns), nodes) if match.weights is None else nodes.constant(match.weights)
     result = edit.insert_main(ir.node("MatMul", [left, right]), before=node)
     _note(result, old.dtype, (*lead, columns), edit)
-    use, before = only_use(old), node
+    use = only_use(old)
     if len(columns) > 1 and use is not None and use.node.op_type == "Cast":
-        before, old = use.node, use.node.outputs[0]
-        result = edit.insert(ir.node("Cast", [result], dict(before.attributes)), before=before)
+        old, nodes = use.node.outputs[0], replace(nodes, before=use.node)
+        result = edit.insert(ir.node("Cast", [result], dict(use.node.attributes)), before=use.node)
         _note(result, old.dtype, (*lead, columns), edit)
-    edit.replace(old, arranged(View(result, (*lead, columns)), of_result, edit, before=before, lengths=(a, b)))
+    edit.replace(old, nodes.arranged(View(result, (*lead, columns)), of_result))
 
 
-def _placed(factor: View, axes: Axes, others: Sequence[View], edit: Edit) -> ir.Value:
+def _placed(factor: View, axes: Axes, nodes: Nodes) -> ir.Value:
     """Returns a factor with other axes, the shape and type of which are known."""
-    value = arranged(factor, axes, edit, before=edit.node, lengths=others)
+    value = nodes.arranged(factor, axes)
     if value is not factor.value:
-        _note(value, factor.value.dtype, axes, edit)
+        _note(value, factor.value.dtype, axes, nodes.edit)
     return value
 
 
