@@ -33,14 +33,16 @@ from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
-from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, build, can_be_placed, is_of_few_queries
+from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, Part, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
 from .score_steps import MAX_NUMBER, Added, Masked, may_mask_rows, split_scalars
 from .scores import Attention, Lost, attention_of, shapes_of
 from .sources import Source, sources_of
 
+_Sources = tuple[list[Source], list[Source], list[Source]]  # of query, key and value
 _MOVES = HEAD_MOVES | {"Cast"}
+_ORDERS, _TOKENS_FIRST = tuple(HeadLayout), (HeadLayout.TOKENS_FIRST,)
 _MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
 
 
@@ -72,16 +74,15 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     Raises:
         Unconverted: It stays.
     """
-    queries = sources_of(found.query)
     keys = sources_of(found.key, leaves(found.probabilities[-1:]), repeats=True)
     values = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
-    results = _results_of(found.result, found.product)
-    layout = _layout_of(found, queries, keys, values, results)
+    sources, results = (sources_of(found.query), keys, values), _results_of(found.result, found.product)
+    layout = _layout_of(found, sources, results)
     if isinstance(layout, ir.Value):
         raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
     is_operator = found.product.op_type in ATTENTION
     if not is_operator:
-        _check_lengths(found, (queries, keys, values), context)
+        _check_lengths(found, sources, context)
     has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(layout.queries)
     few: Match | None = None
     if quantizes and has_past and count is None:
@@ -90,15 +91,15 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     if not is_quantized and not is_choice and is_operator:
         raise Unconverted(Reason.ATTENTION_PAST)
     layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
-    query, key, value = _operands(layout, queries, keys, values, is_quantized=is_quantized)
+    query, key, value = _operands(layout, sources, is_quantized=is_quantized)
     factor, others = split_scalars([*query.scalars, *key.scalars, *found.scalars], found.factor)
     by_row = [each for each in others if not has_one_element(each.value, 3)]
     for each in by_row:
         if {*leaves(each.axes)} - {*leaves(layout.scores[:3])} or each in found.steps:
             raise Unconverted(Reason.ATTENTION_SCORES, value=each.value.name)
     if by_row:
-        query = _best(queries, layout, (HeadLayout.TOKENS_FIRST,), layout.queries, layout.size, layout.heads)
-    result = _result_of(results, layout, found.result, is_quantized=is_quantized and few is None)
+        query = _best(sources[0], layout.parts[0], _TOKENS_FIRST)
+    result = _result_of(results, layout, found.result, _ORDERS if is_quantized and few is None else _TOKENS_FIRST)
     tokens = leaves([layout.queries]), leaves([layout.keys])
     numbers = [number_of_later_keys(step, *tokens) for step in found.steps] if is_quantized else []
     later = min((each for each in numbers if each is not None), default=None)
@@ -106,7 +107,7 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     dropped_results = results[[each.value for each in results].index(result.view.value) + 1 :]
     of_ends = *found.shapes, *itertools.chain(*map(shapes_of, dropped_results))
     shapes: list[tuple[ir.Node, Axes, tuple[View, ...]]] = [(*each, ends) for each in of_ends]
-    for dropped, last in ((queries, query), (keys, key), (values, value)):
+    for dropped, last in zip(sources, (query, key, value), strict=True):
         for source in dropped[: [each.view for each in dropped].index(last.view)]:
             shapes += [(*each, (last.view,)) for each in shapes_of(source.view)]
     match = Match(
@@ -177,9 +178,7 @@ def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: 
             raise Unconverted(Reason.ATTENTION_LENGTHS, lengths=", ".join(sorted(map(str, {*lengths}))))
 
 
-def _layout_of(
-    found: Attention, queries: list[Source], keys: list[Source], values: list[Source], results: list[View]
-) -> Layout | ir.Value:
+def _layout_of(found: Attention, sources: _Sources, results: list[View]) -> Layout | ir.Value:
     """Returns which factors are the batch, heads, tokens and elements of heads; a value if its factors are not known.
 
     The factors before the tokens are the batch and those after them the heads, in as many operands as possible.
@@ -187,37 +186,35 @@ def _layout_of(
     tokens = leaves(found.probabilities[-1:])
     rows = leaves(found.probabilities[-2:-1])
     lead = leaves(found.probabilities[:-2])
-    q, k, v, y = (each.order for each in (found.query, found.key, found.value, found.result))
-    size = tuple(each for each in q if each not in (*lead, *rows))
-    width = tuple(each for each in v if each not in (*lead, *tokens))
-    for view, mine, needed in (
-        (found.query, q, (*lead, *rows, *size)),
-        (found.key, (*k, *lead), (*lead, *tokens, *size)),
-        (found.value, (*v, *lead), (*lead, *tokens, *width)),
-        (found.result, y, (*lead, *rows, *width)),
-    ):
-        if {*mine} != {*needed}:
+    query, key, value, result = found.query, found.key, found.value, found.result
+    size = tuple(each for each in query.order if each not in (*lead, *rows))
+    width = tuple(each for each in value.order if each not in (*lead, *tokens))
+    parts = (query, rows, size), (key, tokens, size), (value, tokens, width), (result, rows, width)
+    for view, *own in parts:
+        shared = lead if view in (key, value) else ()  # heads that only the query has
+        if {*view.order, *shared} != {*lead, *leaves(own)}:
             return view.value
-    if not {*tokens, *size} <= {*k} or not _is_known(size):
-        return found.key.value
-    if not {*tokens} <= {*v} or not _is_known(width):
-        return found.value.value
-    operands = ((queries, rows, size), (keys, tokens, size), (values, tokens, width))
-    views = [([source.view for source in sources], t, d) for sources, t, d in operands]
+    if not {*tokens, *size} <= {*key.order} or not _is_known(size):
+        return key.value
+    if not {*tokens} <= {*value.order} or not _is_known(width):
+        return value.value
+    views = *([source.view for source in each] for each in sources), results
     votes = [0] * (len(lead) + 1)
-    for candidates, t, d in (*views, (results, rows, width)):
+    for candidates, (_, t, d) in zip(views, parts, strict=True):
         for i in range(len(lead)):
-            for view in candidates:
-                batch, heads = ([each for each in part if each in view.order] for part in (lead[:i], lead[i:]))
-                if heads and view.order == (*batch, *t, *heads, *d):
-                    votes[i] += 1
-                    break
+            votes[i] += any(_has_heads(each, Part(lead[:i], lead[i:], t, d)) for each in candidates)
     at = max(range(len(votes)), key=lambda i: (votes[i], i))
     if not votes[at] and len(lead) > 1 and _is_known(lead[-1:]):
         at = len(lead) - 1
     if not _is_known(lead[at:]):
         at = next(i for i in range(len(lead) + 1) if _is_known(lead[i:]))
     return Layout(lead[:at], lead[at:], rows, tokens, size, width)
+
+
+def _has_heads(view: View, part: Part) -> bool:
+    """Returns whether a view has heads between tokens and elements, and the batch before them."""
+    batch, heads = (tuple(each for each in axis if each in view.order) for axis in part[:2])
+    return bool(heads) and view.order == (*batch, *part.tokens, *heads, *part.size)
 
 
 def _is_known(factors: Axis) -> bool:
@@ -232,51 +229,40 @@ def _repeats(layout: Layout, keys: list[Source], values: list[Source]) -> Axis:
     return repeats if missing[0] == missing[1] and is_last else ()
 
 
-def _operands(
-    layout: Layout, queries: list[Source], keys: list[Source], values: list[Source], *, is_quantized: bool
-) -> list[Operand]:
+def _operands(layout: Layout, sources: _Sources, *, is_quantized: bool) -> list[Operand]:
     """Returns the operands that need the fewest copies."""
-    tokens_first, heads_first = (HeadLayout.TOKENS_FIRST,), (HeadLayout.HEADS_FIRST,)
-    orders = tuple(HeadLayout) if is_quantized else tokens_first
-    query = _best(queries, layout, orders, layout.queries, layout.size, layout.heads)
-    given = [(keys, layout.keys, layout.size, layout.key_heads), (values, layout.keys, layout.width, layout.key_heads)]
-    found = [_best(sources, layout, orders, *axes) for sources, *axes in given]
+    pairs = [*zip(sources, layout.parts, strict=False)]
+    query, *found = (_best(*pair, _ORDERS if is_quantized else _TOKENS_FIRST) for pair in pairs)
     if not is_quantized and length_of(layout.size) == length_of(layout.width):
-        split = [_best(sources, layout, heads_first, *axes) for sources, *axes in given]
+        split = [_best(*pair, (HeadLayout.HEADS_FIRST,)) for pair in pairs[1:]]
         if any(_distance(a.view, a.axes) == 3 > _distance(b.view, b.axes) for a, b in zip(found, split, strict=True)):
             found = split
     return [query, *found]
 
 
-def _best(
-    sources: list[Source], layout: Layout, orders: Iterable[HeadLayout], tokens: Axis, size: Axis, heads: Axis
-) -> Operand:
+def _best(sources: list[Source], part: Part, orders: Iterable[HeadLayout]) -> Operand:
     """Returns the value, and the order of axes among some, that need the fewest copies of the model and of ours."""
-    needed = {*layout.batch, *heads, *tokens, *size} & {*sources[0].view.order}
+    needed = {*leaves(part)} & {*sources[0].view.order}
     best, least = None, math.inf
     for i, source in reversed(list(enumerate(sources))):
         if {*source.view.order} != needed:
             continue
         copies = sum(is_standard(node, "Transpose") for each in sources[i:] if (node := each.view.value.producer()))
         for order in orders:
-            axes = layout.axes(order, tokens, size, heads)
-            distance = _distance(source.view, axes)
+            distance = _distance(source.view, part.axes(order))
             cost = 100 * (copies + (distance == 3)) + 10 * int(order) + distance
             if cost < least:
-                best, least = Operand(source.view, order, axes, source.scalars), cost
+                best, least = Operand(source.view, order, part.axes(order), source.scalars), cost
     assert best is not None
     return best
 
 
-def _result_of(results: list[View], layout: Layout, product: View, *, is_quantized: bool) -> Operand:
-    """Returns the view that the operator computes, and the order of its axes."""
-    for order in HeadLayout if is_quantized else (HeadLayout.TOKENS_FIRST,):
-        axes = layout.axes(order, layout.queries, layout.width, layout.heads)
-        for view in results:
-            if view.order == leaves(axes):
-                return Operand(view, order, axes)
-    order = HeadLayout.TOKENS_FIRST
-    return Operand(product, order, layout.axes(order, layout.queries, layout.width, layout.heads))
+def _result_of(results: list[View], layout: Layout, product: View, orders: Iterable[HeadLayout]) -> Operand:
+    """Returns the view that the operator computes, and the order of its axes; the product, if no view has an order."""
+    part = layout.parts[-1]
+    fitting = [(view, order) for order in orders for view in results if view.order == leaves(part.axes(order))]
+    view, order = (*fitting, (product, HeadLayout.TOKENS_FIRST))[0]
+    return Operand(view, order, part.axes(order))
 
 
 def _distance(view: View, target: Axes) -> int:

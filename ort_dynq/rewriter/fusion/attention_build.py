@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +39,22 @@ FEW, _WITHOUT_KEYS = metadata.ALTERNATIVES  # names of graphs
 MIN_QUERIES = 64  # over cached keys: 48 over 512 keys took 1.1 to 1.2 times as long as in floats, 64 as long (Zen 5)
 
 
+class Part(NamedTuple):
+    """The factors of the axes of an operand or of the result."""
+
+    batch: Axis
+    heads: Axis
+    tokens: Axis
+    size: Axis
+
+    def axes(self, order: HeadLayout) -> Axes:
+        """Returns the axes in an order."""
+        if order == HeadLayout.TOKENS_FIRST:
+            return self.batch, self.tokens, (*self.heads, *self.size)
+        last = (self.tokens, self.size) if order == HeadLayout.HEADS_FIRST else (self.size, self.tokens)
+        return self.batch, self.heads, *last
+
+
 @dataclass(frozen=True)
 class Layout:
     """The factors of the axes of the operators: those of the batch, of heads, queries, keys, and of heads' elements.
@@ -66,11 +83,12 @@ class Layout:
         """The heads of key and value."""
         return self.heads[: len(self.heads) - len(self.repeats)]
 
-    def axes(self, order: HeadLayout, tokens: Axis, size: Axis, heads: Axis) -> Axes:
-        """Returns the axes of an operand."""
-        if order == HeadLayout.TOKENS_FIRST:
-            return self.batch, tokens, (*heads, *size)
-        return self.batch, heads, *((tokens, size) if order == HeadLayout.HEADS_FIRST else (size, tokens))
+    @property
+    def parts(self) -> tuple[Part, Part, Part, Part]:
+        """The factors of query, key, value and result."""
+        query, result = (Part(self.batch, self.heads, self.queries, each) for each in (self.size, self.width))
+        key, value = (Part(self.batch, self.key_heads, self.keys, each) for each in (self.size, self.width))
+        return query, key, value, result
 
 
 @dataclass(frozen=True)

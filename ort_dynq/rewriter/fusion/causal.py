@@ -13,13 +13,12 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_array, constant_scalar
 from ..analysis.limits import CHAIN
-from ..analysis.nodes import input_of, is_standard, producer_of
+from ..analysis.nodes import first_inputs, input_of, is_standard, operand, producer_of
 from ..analysis.shape_arithmetic import known_lengths
-from ..analysis.standard import GREATER, LESS, PASSING, RESHAPES
+from ..analysis.standard import GREATER, LESS, LOGIC, PASSING, RESHAPES
 from ..views import Axis, dims_of, leaves, skip_casts
 from .score_steps import Added, Masked, Step
 
-_KEEPING = PASSING | {"Expand"}
 _MAX_VALUE = -1e8  # of numbers that hide keys: 2^-24 of it is no score, so the weights of hidden keys are 0
 
 
@@ -66,59 +65,48 @@ def _is_lower(value: ir.Value | None, *, holds: bool, distance: int = 0) -> bool
 
     A number holds if it is not 0.
     """
-    node = None if value is None else value.producer()
-    if value is None or CHAIN.is_passed(distance) or len(dims_of(value)) < 2 or dims_of(value)[-1] == 1:
-        return False  # a last axis of 1 may be repeated
-    elements = constant_array(value)
+    dims = [] if value is None else dims_of(value)
+    if value is None or CHAIN.is_passed(distance) or len(dims) < 2 or dims[-1] == 1:  # 1: it may be repeated
+        return False
+    elements, node = constant_array(value), value.producer()
     if elements is not None:
         return not (elements[..., _above(elements.shape)].astype(bool) == holds).any()
-    if node is None:
+    if node is None or not node.inputs:
         return False
-    source = node.inputs[0] if node.inputs else None
-    if is_standard(node, "And" if holds else "Or"):
-        return any(_is_lower(each, holds=holds, distance=distance + 1) for each in node.inputs)
-    if is_standard(node, "Not"):
-        return _is_lower(source, holds=not holds, distance=distance + 1)
-    if is_standard(node, "Equal") and not holds and constant_scalar(node.inputs[1]) == 0:
-        return _is_lower(source, holds=True, distance=distance + 1)
-    starts = known_lengths(input_of(node, 1)) if is_standard(node, "Slice") and input_of(node, 4) is None else None
-    if is_standard(node, *_KEEPING) or (starts is not None and not any(each != 0 for each in starts)):
-        return _is_lower(source, holds=holds, distance=distance + 1)
-    if is_standard(node, "Unsqueeze"):  # of axes in front
-        dims = [] if source is None else dims_of(source)
-        is_in_front = len(dims) > 1 and all(a == b for a, b in zip(dims, dims_of(value)[-len(dims) :], strict=True))
-        return is_in_front and _is_lower(source, holds=holds, distance=distance + 1)
+    source, other = first_inputs(node, 2)
+    is_negated = is_standard(node, "Not") or (is_standard(node, "Equal") and constant_scalar(other) == 0)
+    if is_negated or is_standard(node, "And" if holds else "Or") or _keeps_places(node):
+        parts = node.inputs if is_standard(node, *LOGIC) else [source]
+        return any(_is_lower(each, holds=holds != is_negated, distance=distance + 1) for each in parts)
     if is_standard(node, "Trilu"):
-        offset = input_of(node, 1)
-        k = 0 if offset is None else constant_scalar(offset)
+        k = 0 if other is None else constant_scalar(other)
         return holds and node.attributes.get_int("upper", 1) == 0 and k is not None and k <= 0
-    if is_standard(node, *LESS) if holds else is_standard(node, "Greater"):
-        return _is_index(node.inputs[0], -1) and _is_index(node.inputs[1], -2)
-    if is_standard(node, *GREATER) if holds else is_standard(node, "Less"):
-        return _is_index(node.inputs[1], -1) and _is_index(node.inputs[0], -2)
-    return False
+    if is_standard(node, *(GREATER if holds else {"Less"})):
+        source, other = other, source
+    elif not is_standard(node, *(LESS if holds else {"Greater"})):
+        return False
+    return _is_index(source, -1) and _is_index(other, -2)
+
+
+def _keeps_places(node: ir.Node) -> bool:
+    """Returns whether elements keep their indices along the last two axes, from 0."""
+    if is_standard(node, "Slice"):
+        starts = known_lengths(node.inputs[1])
+        return input_of(node, 4) is None and starts is not None and {*starts} <= {0}
+    if is_standard(node, "Unsqueeze"):  # of axes in front
+        before, after = (dims_of(each) for each in (operand(node), node.outputs[0]))
+        return len(before) > 1 and before == after[-len(before) :]
+    return is_standard(node, *PASSING, "Expand")
 
 
 def _is_index(value: ir.Value | None, axis: int) -> bool:
     """Returns whether elements are the numbers of their places along an axis, from 0, and alike along the others."""
     dims = [] if value is None else dims_of(value)
-    if (
-        value is None
-        or len(dims) < -axis
-        or dims[axis] == 1
-        or any(dim != 1 for i, dim in enumerate(dims) if i - len(dims) != axis)
-    ):
+    if len(dims) < -axis or any((dim == 1) == (i == axis) for i, dim in enumerate(dims, -len(dims))):
         return False
-    for _ in CHAIN.steps():
-        elements = constant_array(value)
-        if elements is not None:
-            return bool(np.array_equal(elements.ravel(), np.arange(elements.size)))
-        node = value.producer()
-        if node is None or not node.inputs or node.inputs[0] is None:
-            return False
-        if is_standard(node, "Range"):
-            return constant_scalar(node.inputs[0]) == 0 and constant_scalar(node.inputs[2]) == 1
-        if not is_standard(node, *PASSING, *RESHAPES):
-            return False
+    while (node := producer_of(value, *PASSING, *RESHAPES)) is not None:
         value = node.inputs[0]
-    return False
+    if (elements := constant_array(value)) is not None:
+        return bool(np.array_equal(elements.ravel(), np.arange(elements.size)))
+    node = producer_of(value, "Range")
+    return node is not None and [constant_scalar(node.inputs[i]) for i in (0, 2)] == [0, 1]

@@ -17,12 +17,13 @@ from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.constants import constant_array
 from ..analysis.limits import CHAIN
-from ..analysis.nodes import input_of, is_standard, only_use, producer_of
+from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, known_as, same_shape
 from ..analysis.standard import ARITHMETIC, AXES, PASSING
 from ..edit import Edit
 from ..rule import Context, Rule
+from ..views import Nodes, dims_of
 
 _RANK = 4
 _KEEPING = AXES | PASSING | {"Cos", "Expand", "Sin"}
@@ -39,7 +40,7 @@ class _Rotary:
 
 
 def _match(node: ir.Node, context: Context) -> _Rotary | None:
-    if not context.options.fuse or not is_standard(node, "Add"):
+    if not context.options.fuse:
         return None
     products = [producer_of(each, "Mul") for each in node.inputs]
     for first, second in (products, products[::-1]):
@@ -53,77 +54,63 @@ def _rotary(plain: ir.Node, turned: ir.Node, graph: ir.Graph | ir.Function | Non
     """Returns the embedding with the products x * cos and rotated * sin."""
     if only_use(plain.outputs[0]) is None or only_use(turned.outputs[0]) is None:
         return None
-    for i in (0, 1):
-        concat = producer_of(turned.inputs[i], "Concat")
+    for rotated, sin in (turned.inputs, turned.inputs[::-1]):
+        concat = producer_of(rotated, "Concat")
         x = None if concat is None or concat.graph is not graph else _rotated(concat)
-        sin = turned.inputs[1 - i]
         if x is None or sin is None or x not in plain.inputs:
             continue
-        cos = plain.inputs[1 - plain.inputs.index(x)]
-        shape = x.shape
-        if cos is None or shape is None or len(shape) != _RANK or x.dtype != ir.DataType.FLOAT:
+        cos, size = plain.inputs[1 - plain.inputs.index(x)], dims_of(x)[-1]
+        if cos is None or x.dtype != ir.DataType.FLOAT or not isinstance(size, int) or not same_shape(cos, sin):
             return None
-        size = shape[-1]
-        if (
-            isinstance(size, int)
-            and all(_fits(each, shape) and _has_equal_halves(each) for each in (cos, sin))
-            and same_shape(cos, sin)
-        ):
-            return _Rotary(x, cos, sin, size)
+        is_table = all(_fits(each, x) and _has_equal_halves(each) for each in (cos, sin))
+        return _Rotary(x, cos, sin, size) if is_table else None
     return None
 
 
 def _rotated(concat: ir.Node) -> ir.Value | None:
     """Returns x of Concat(-x[..., D / 2:], x[..., :D / 2]); None if it is something else."""
-    if concat.attributes.get_int("axis", 0) not in (-1, _RANK - 1) or len(concat.inputs) != 2:
-        return None
     negated = producer_of(concat.inputs[0], "Neg")
-    high, low = None if negated is None else negated.inputs[0], concat.inputs[1]
-    if high is None or low is None:
+    if negated is None or len(concat.inputs) != 2 or not _is_last(concat):
         return None
-    split = producer_of(low, "Split")
-    if split is not None:
-        halves = [each.shape[-1] if each.shape else None for each in split.outputs]
-        is_last = split.attributes.get_int("axis", 0) in (-1, _RANK - 1)
-        is_rotated = is_last and [*split.outputs] == [low, high] and halves[0] == halves[1] is not None
-        return split.inputs[0] if is_rotated else None
-    slices = [producer_of(each, "Slice") for each in (low, high)]
-    sources = [None if each is None else each.inputs[0] for each in slices]
-    x = sources[0]
-    size = x.shape[-1] if x is not None and x.shape is not None and len(x.shape) else None
-    if x is None or x is not sources[1] or not isinstance(size, int) or size % 2:
+    low, high = _part(concat.inputs[1]), _part(negated.inputs[0])
+    if low is None or high is None or low[0] is not high[0]:
         return None
-    parts = [_part(each, size) for each in slices if each is not None]
-    return x if parts == [(0, size // 2), (size // 2, size)] else None
+    size = dims_of(low[0])[-1]
+    return low[0] if low[1] == 0 and low[2] == high[1] and size == high[2] == 2 * low[2] else None
 
 
-def _part(node: ir.Node, size: int) -> tuple[int, int] | None:
-    """Returns the first element and the end of a Slice of the last dimension."""
-    given = [known_lengths(input_of(node, i)) for i in range(1, 4)]
-    step = input_of(node, 4)
-    if any(each is None or len(each) != 1 or each[0] is None for each in given):
+def _part(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
+    """Returns x [B, H, S, D], and where a value that is a part of it along D begins and ends; None for other values."""
+    node = producer_of(value, "Slice", "Split")
+    x = None if node is None else node.inputs[0]
+    size = None if x is None or len(dims_of(x)) != _RANK else dims_of(x)[-1]
+    if value is None or node is None or x is None or not isinstance(size, int):
         return None
-    if step is not None and known_lengths(step) != [1]:
-        return None
-    first, end, axis = (each[0] for each in given if each is not None)
-    if first is None or end is None or axis not in (-1, _RANK - 1):
-        return None
-    first, end, _ = slice(first, end).indices(size)
-    return first, end
+    if node.op_type == "Split":
+        half, at = size // 2, list(node.outputs).index(value)
+        is_halved = _is_last(node) and all(dims_of(each)[-1:] == [half] for each in node.outputs)
+        return (x, at * half, at * half + half) if is_halved else None
+    match [known_lengths(each) for each in node.inputs[1:]]:
+        case [[int(first)], [int(end)], [-1 | 3], *steps] if steps in ([], [[1]]):
+            first, end, _ = slice(first, end).indices(size)
+            return x, first, end
+    return None
 
 
-def _fits(value: ir.Value, x: ir.Shape) -> bool:
+def _is_last(node: ir.Node) -> bool:
+    """Returns whether the axis of a node is the last one."""
+    return node.attributes.get_int("axis", 0) in (-1, _RANK - 1)
+
+
+def _fits(value: ir.Value, x: ir.Value) -> bool:
     """Returns whether the shape of a factor is [B or 1, 1, S, D], where x has [B, H, S, D].
 
     With one table for the batch, S may have another name or none: then it is S, or 1.
     """
-    shape = value.shape
-    if shape is None or len(shape) != _RANK or value.dtype != ir.DataType.FLOAT:
+    dims, (batch, _, tokens, size) = dims_of(value), dims_of(x)
+    if len(dims) != _RANK or value.dtype != ir.DataType.FLOAT or dims[1] != 1 or not is_equal(dims[3], size):
         return False
-    if shape[1] != 1 or not is_equal(shape[3], x[3]):
-        return False
-    is_whole = is_equal(shape[2], x[2])
-    return shape[0] == 1 or (is_whole and is_equal(shape[0], x[0]))
+    return dims[0] == 1 or (is_equal(dims[2], tokens) and is_equal(dims[0], batch))
 
 
 def _has_equal_halves(value: ir.Value | None, depth: int = 0) -> bool:
@@ -153,48 +140,38 @@ def _has_equal_halves(value: ir.Value | None, depth: int = 0) -> bool:
 
 def _build(match: _Rotary, edit: Edit) -> None:
     edit.facts.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    cos, sin = (_half(each, match.x, match.size // 2, edit) for each in (match.cos, match.sin))
-    main = ir.node("RotaryEmbedding", [match.x, _rows(match.cos, edit), cos, sin], domain=MICROSOFT)
+    nodes = Nodes(edit, edit.node)
+    cos, sin = (_half(each, match.x, match.size // 2, nodes) for each in (match.cos, match.sin))
+    main = ir.node("RotaryEmbedding", [match.x, _rows(match.cos, nodes), cos, sin], domain=MICROSOFT)
     edit.replace(edit.node.outputs[0], edit.insert_main(main, before=edit.node))
 
 
-def _half(table: ir.Value, x: ir.Value, size: int, edit: Edit) -> ir.Value:
+def _half(table: ir.Value, x: ir.Value, size: int, nodes: Nodes) -> ir.Value:
     """Returns [B * S, D / 2] or [S, D / 2] of cos or sin. Layers share them."""
-    assert table.shape is not None
-    assert x.shape is not None
-    is_whole = is_equal(table.shape[2], x.shape[2])
+    tokens = dims_of(x)[2]
+    is_whole = is_equal(dims_of(table)[2], tokens)
 
     def half() -> ir.Value:
-        found = _add(edit, "Slice", table, *(_number(edit, [each]) for each in (0, size, -1)))
+        found = nodes.add("Slice", table, [0], [size], [-1])
         if not is_whole:  # ONNX Runtime needs a row for each token
-            tokens = _add(edit, "Gather", _add(edit, "Shape", x), _number(edit, [2]))
-            ones = _number(edit, [1, 1]), _number(edit, [1])
-            found = _add(edit, "Expand", found, _add(edit, "Concat", ones[0], tokens, ones[1], axis=0))
-        return _add(edit, "Reshape", found, _number(edit, [-1, size]))
+            count = nodes.add("Gather", nodes.add("Shape", x), [2])
+            found = nodes.add("Expand", found, nodes.add("Concat", [1, 1], count, [1], axis=0))
+        return nodes.add("Reshape", found, [-1, size])
 
-    return edit.once(("half", table, *([] if is_whole else [known_as(x.shape[2], x)])), half)
+    return nodes.edit.once(("half", table, *([] if is_whole else [known_as(tokens, x)])), half)
 
 
-def _rows(table: ir.Value, edit: Edit) -> ir.Value:
+def _rows(table: ir.Value, nodes: Nodes) -> ir.Value:
     """Returns the row of the first token, if that is the same for the batch, or those of all tokens, [B, S]."""
 
     def rows() -> ir.Value:
-        assert table.shape is not None
-        if table.shape[0] == 1:
-            return _number(edit, [0])
-        lead = _add(edit, "Gather", _add(edit, "Shape", table), _number(edit, [0, 2]))
-        count = _add(edit, "ReduceProd", lead, keepdims=0)
-        return _add(edit, "Reshape", _add(edit, "Range", _number(edit, 0), count, _number(edit, 1)), lead)
+        if dims_of(table)[0] == 1:
+            return nodes.constant([0])
+        lead = nodes.add("Gather", nodes.add("Shape", table), [0, 2])
+        count = nodes.add("ReduceProd", lead, keepdims=0)
+        return nodes.add("Reshape", nodes.add("Range", 0, count, 1), lead)
 
-    return edit.once(("rows", table), rows)
-
-
-RULE = Rule("rotary embedding", OPSET, _match, _build, fuses=True)
+    return nodes.edit.once(("rows", table), rows)
 
 
-def _add(edit: Edit, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-    return edit.insert(ir.node(op_type, inputs, attributes), before=edit.node)
-
-
-def _number(edit: Edit, number: int | list[int]) -> ir.Value:
-    return edit.add_constant(np.array(number), before=edit.node)
+RULE = Rule("rotary embedding", OPSET, _match, _build, fuses=True, operators=("Add",))
