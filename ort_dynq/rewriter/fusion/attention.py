@@ -33,7 +33,7 @@ from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
-from .attention_build import FLOAT, MIN_QUERIES, Layout, Match, Operand, Part, build, can_be_placed, is_of_few_queries
+from .attention_build import FLOAT, MIN_QUERIES, Match, Operand, Part, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
 from .score_steps import MAX_NUMBER, Added, Masked, may_mask_rows, split_scalars
@@ -41,6 +41,7 @@ from .scores import Attention, Lost, attention_of, shapes_of
 from .sources import Source, sources_of
 
 _Sources = tuple[list[Source], list[Source], list[Source]]  # of query, key and value
+_Parts = tuple[Part, Part, Part, Part]  # of the result, too
 _MOVES = HEAD_MOVES | {"Cast"}
 _ORDERS, _TOKENS_FIRST = tuple(HeadLayout), (HeadLayout.TOKENS_FIRST,)
 _MIN_SCORES = 64 * 64  # of a head; with a bias, fewer took up to 1.3 times as long in MultiHeadAttention (Zen 4)
@@ -77,30 +78,30 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
     keys = sources_of(found.key, leaves(found.probabilities[-1:]), repeats=True)
     values = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
     sources, results = (sources_of(found.query), keys, values), _results_of(found.result, found.product)
-    layout = _layout_of(found, sources, results)
-    if isinstance(layout, ir.Value):
-        raise Unconverted(Reason.ATTENTION_AXES, value=layout.name)
+    parts = _parts_of(found, sources, results)
+    if isinstance(parts, ir.Value):
+        raise Unconverted(Reason.ATTENTION_AXES, value=parts.name)
     is_operator = found.product.op_type in ATTENTION
     if not is_operator:
         _check_lengths(found, sources, context)
-    has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(layout.queries)
+    has_past, count = any(_has_past(each.view) for each in (keys[-1], values[-1])), length_of(parts[0].tokens)
     few: Match | None = None
     if quantizes and has_past and count is None:
         few = _exported(found, context, quantizes=False, is_choice=True)
     is_quantized = quantizes and (not has_past or few is not None or (count or 0) >= MIN_QUERIES)
     if not is_quantized and not is_choice and is_operator:
         raise Unconverted(Reason.ATTENTION_PAST)
-    layout = replace(layout, repeats=_repeats(layout, keys, values) if is_quantized else ())
-    query, key, value = _operands(layout, sources, is_quantized=is_quantized)
+    parts = _with_shared_heads(parts, keys, values) if is_quantized else parts
+    query, key, value = _operands(parts, sources, is_quantized=is_quantized)
     factor, others = split_scalars([*query.scalars, *key.scalars, *found.scalars], found.factor)
     by_row = [each for each in others if not has_one_element(each.value, 3)]
     for each in by_row:
-        if {*leaves(each.axes)} - {*leaves(layout.scores[:3])} or each in found.steps:
+        if {*leaves(each.axes)} - {*leaves(parts[0][:3])} or each in found.steps:
             raise Unconverted(Reason.ATTENTION_SCORES, value=each.value.name)
     if by_row:
-        query = _best(sources[0], layout.parts[0], _TOKENS_FIRST)
-    result = _result_of(results, layout, found.result, _ORDERS if is_quantized and few is None else _TOKENS_FIRST)
-    tokens = leaves([layout.queries]), leaves([layout.keys])
+        query = _best(sources[0], parts[0], _TOKENS_FIRST)
+    result = _result_of(results, parts[3], found.result, _ORDERS if is_quantized and few is None else _TOKENS_FIRST)
+    tokens = leaves([query.part.tokens]), leaves([key.part.tokens])
     numbers = [number_of_later_keys(step, *tokens) for step in found.steps] if is_quantized else []
     later = min((each for each in numbers if each is not None), default=None)
     ends = query.view, key.view
@@ -122,14 +123,13 @@ def _exported(found: Attention, context: Context, *, quantizes: bool, is_choice:
         key,
         value,
         result,
-        layout,
         is_quantized,
         tuple((node, axes, views) for node, axes, views in shapes if has_lengths(axes, views)),
         few,
         later if few is None and not found.is_causal else None,
     )
     _check_steps(match)
-    is_faster = is_choice or _is_faster(found, layout)
+    is_faster = is_choice or _is_faster(match, is_safe=found.is_safe)
     if not is_quantized and not (_has_operator(match) and is_faster):
         raise Unconverted(Reason.ATTENTION_PAST if quantizes or is_choice else Reason.ATTENTION_AS_FAST)
     return match
@@ -143,7 +143,7 @@ def _check_steps(match: Match) -> None:
     """
     found = match.found
     for step in found.steps:
-        if isinstance(step, Added | Masked) and not can_be_placed(step, match.layout.scores, match.views[:2]):
+        if isinstance(step, Added | Masked) and not can_be_placed(step, match.scores, match.views[:2]):
             raise Unconverted(Reason.ATTENTION_SCORES, value=step.value.name)
     if found.softcap is None or not math.isfinite(found.factor):
         raise Unconverted(Reason.ATTENTION_SCORES, value="a soft cap" if found.softcap is None else "a factor")
@@ -178,8 +178,8 @@ def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: 
             raise Unconverted(Reason.ATTENTION_LENGTHS, lengths=", ".join(sorted(map(str, {*lengths}))))
 
 
-def _layout_of(found: Attention, sources: _Sources, results: list[View]) -> Layout | ir.Value:
-    """Returns which factors are the batch, heads, tokens and elements of heads; a value if its factors are not known.
+def _parts_of(found: Attention, sources: _Sources, results: list[View]) -> _Parts | ir.Value:
+    """Returns the factors of the axes of all operands and the result; a value if its factors are not known.
 
     The factors before the tokens are the batch and those after them the heads, in as many operands as possible.
     """
@@ -208,7 +208,8 @@ def _layout_of(found: Attention, sources: _Sources, results: list[View]) -> Layo
         at = len(lead) - 1
     if not _is_known(lead[at:]):
         at = next(i for i in range(len(lead) + 1) if _is_known(lead[i:]))
-    return Layout(lead[:at], lead[at:], rows, tokens, size, width)
+    query_part, key_part, value_part, result_part = (Part(lead[:at], lead[at:], t, d) for _, t, d in parts)
+    return query_part, key_part, value_part, result_part
 
 
 def _has_heads(view: View, part: Part) -> bool:
@@ -221,19 +222,20 @@ def _is_known(factors: Axis) -> bool:
     return all(isinstance(each.length, int) for each in factors)
 
 
-def _repeats(layout: Layout, keys: list[Source], values: list[Source]) -> Axis:
-    """Returns the last factors of the heads that neither key nor value has before it is repeated."""
-    missing = [{*layout.heads} - {*sources[-1].view.order} for sources in (keys, values)]
-    repeats = tuple(each for each in layout.heads if each in missing[0])
-    is_last = layout.heads[len(layout.heads) - len(repeats) :] == repeats
-    return repeats if missing[0] == missing[1] and is_last else ()
+def _with_shared_heads(parts: _Parts, keys: list[Source], values: list[Source]) -> _Parts:
+    """Returns the parts without the last heads that neither key nor value has before it is repeated."""
+    query, key, value, result = parts
+    own, of_value = (tuple(each for each in query.heads if each in last.view.order) for last in (keys[-1], values[-1]))
+    if own != of_value or own != query.heads[: len(own)]:
+        return parts
+    return query, key._replace(heads=own), value._replace(heads=own), result
 
 
-def _operands(layout: Layout, sources: _Sources, *, is_quantized: bool) -> list[Operand]:
+def _operands(parts: _Parts, sources: _Sources, *, is_quantized: bool) -> list[Operand]:
     """Returns the operands that need the fewest copies."""
-    pairs = [*zip(sources, layout.parts, strict=False)]
+    pairs = [*zip(sources, parts, strict=False)]
     query, *found = (_best(*pair, _ORDERS if is_quantized else _TOKENS_FIRST) for pair in pairs)
-    if not is_quantized and length_of(layout.size) == length_of(layout.width):
+    if not is_quantized and length_of(parts[1].size) == length_of(parts[2].size):
         split = [_best(*pair, (HeadLayout.HEADS_FIRST,)) for pair in pairs[1:]]
         if any(_distance(a.view, a.axes) == 3 > _distance(b.view, b.axes) for a, b in zip(found, split, strict=True)):
             found = split
@@ -252,17 +254,16 @@ def _best(sources: list[Source], part: Part, orders: Iterable[HeadLayout]) -> Op
             distance = _distance(source.view, part.axes(order))
             cost = 100 * (copies + (distance == 3)) + 10 * int(order) + distance
             if cost < least:
-                best, least = Operand(source.view, order, part.axes(order), source.scalars), cost
+                best, least = Operand(source.view, part, order, source.scalars), cost
     assert best is not None
     return best
 
 
-def _result_of(results: list[View], layout: Layout, product: View, orders: Iterable[HeadLayout]) -> Operand:
+def _result_of(results: list[View], part: Part, product: View, orders: Iterable[HeadLayout]) -> Operand:
     """Returns the view that the operator computes, and the order of its axes; the product, if no view has an order."""
-    part = layout.parts[-1]
     fitting = [(view, order) for order in orders for view in results if view.order == leaves(part.axes(order))]
     view, order = (*fitting, (product, HeadLayout.TOKENS_FIRST))[0]
-    return Operand(view, order, part.axes(order))
+    return Operand(view, part, order)
 
 
 def _distance(view: View, target: Axes) -> int:
@@ -304,16 +305,17 @@ def _has_past(view: View) -> bool:
     return False
 
 
-def _is_faster(found: Attention, layout: Layout) -> bool:
+def _is_faster(match: Match, *, is_safe: bool) -> bool:
     """Returns whether MultiHeadAttention is faster than the exported nodes, as ONNX Runtime fuses them.
 
     Without a bias it always is. A bias costs it as much as one Add costs them, and few scores gain nothing.
     """
-    if not found.steps:
+    steps = match.found.steps
+    if not steps:
         return True
-    s, t = length_of(layout.queries), length_of(layout.keys)
+    s, t = length_of(match.query.part.tokens), length_of(match.key.part.tokens)
     is_small = s is not None and t is not None and s * t < _MIN_SCORES
-    return not is_small and (found.is_safe or len(found.steps) > 1 or isinstance(found.steps[0], Masked))
+    return not is_small and (is_safe or len(steps) > 1 or isinstance(steps[0], Masked))
 
 
 def _report(node: ir.Node, context: Context) -> Match | None:

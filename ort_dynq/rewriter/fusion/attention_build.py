@@ -47,6 +47,11 @@ class Part(NamedTuple):
     tokens: Axis
     size: Axis
 
+    @property
+    def split(self) -> Axes:
+        """The axes with tokens first, and heads apart from their elements."""
+        return self.batch, self.tokens, self.heads, self.size
+
     def axes(self, order: HeadLayout) -> Axes:
         """Returns the axes in an order."""
         if order == HeadLayout.TOKENS_FIRST:
@@ -56,49 +61,18 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The factors of the axes of the operators: those of the batch, of heads, queries, keys, and of heads' elements.
-
-    Attributes:
-        batch, heads, queries, keys: The factors of the axes of scores.
-        size, width: Those of the elements of a head of query and key, and of value.
-        repeats: The last factors of heads that key and value do not have: heads of query share theirs.
-    """
-
-    batch: Axis
-    heads: Axis
-    queries: Axis
-    keys: Axis
-    size: Axis
-    width: Axis
-    repeats: Axis = ()
-
-    @property
-    def scores(self) -> Axes:
-        """The axes of scores."""
-        return self.batch, self.heads, self.queries, self.keys
-
-    @property
-    def key_heads(self) -> Axis:
-        """The heads of key and value."""
-        return self.heads[: len(self.heads) - len(self.repeats)]
-
-    @property
-    def parts(self) -> tuple[Part, Part, Part, Part]:
-        """The factors of query, key, value and result."""
-        query, result = (Part(self.batch, self.heads, self.queries, each) for each in (self.size, self.width))
-        key, value = (Part(self.batch, self.key_heads, self.keys, each) for each in (self.size, self.width))
-        return query, key, value, result
-
-
-@dataclass(frozen=True)
 class Operand:
-    """A value from which an operand is read, the order of the axes in which the operator gets it, and its scalars."""
+    """A value from which an operand is read, its axes and their order in the operator, and its scalars."""
 
     view: View
+    part: Part
     order: HeadLayout
-    axes: Axes
     scalars: tuple[Scalar, ...] = ()
+
+    @property
+    def axes(self) -> Axes:
+        """The axes in which the operator gets it."""
+        return self.part.axes(self.order)
 
 
 @dataclass(frozen=True)
@@ -107,9 +81,8 @@ class Match:
 
     Attributes:
         found: The attention; its scalars are computed at run time, and there may be rows without keys if it is safe.
-        query, key, value: The operands.
+        query, key, value: The operands. Key and value may lack the last heads of the query, which share theirs then.
         result: The view that the new node replaces: its output, or one behind it. Its order is that of the operator.
-        layout: The factors of their axes.
         is_quantized: Whether products of integers take the place of the products.
         shapes: Nodes that read the shapes of values that nothing else reads then, each with its axes and the
             views with values of these lengths.
@@ -123,7 +96,6 @@ class Match:
     key: Operand
     value: Operand
     result: Operand
-    layout: Layout
     is_quantized: bool = True
     shapes: tuple[tuple[ir.Node, Axes, tuple[View, ...]], ...] = ()
     few: Match | None = None
@@ -136,6 +108,11 @@ class Match:
         return self.query.view, self.key.view, self.value.view
 
     @property
+    def scores(self) -> Axes:
+        """The axes of scores: batch, heads, queries, keys."""
+        return *self.query.part[:3], self.key.part.tokens
+
+    @property
     def is_exactly_masked(self) -> bool:
         """Whether all steps are masks with numbers that the operator puts in the place of scores."""
         steps = self.found.steps
@@ -144,20 +121,20 @@ class Match:
 
 def build(match: Match, edit: Edit) -> None:
     """Records the new nodes of a match."""
-    layout, nodes = match.layout, Nodes(edit, match.found.product, match.views)
+    nodes = Nodes(edit, match.found.product, match.views)
     types = {each.value.dtype for each in (*match.views, match.result.view)}
     dtype = FLOAT if len(types) > 1 or not match.is_quantized else (types.pop() or FLOAT)
     main, keeps = operator_of(match, dtype, edit)
     edit.operator = main.op_type
     if match.few is not None:
         few, keeps = operator_of(match.few, dtype, edit)
-        has_many = many_queries(layout.queries, nodes)
+        has_many = many_queries(match.query.part.tokens, nodes)
         main = chosen(has_many, ("many_queries", [main], main.outputs[:1]), (FEW, [few], few.outputs[:1]), dtype, edit)
     elif match.later is not None and match.later > -np.inf:
         main = _without_later_keys(main, match.later, dtype, nodes)
     y = View(edit.insert_main(main, before=nodes.before), match.result.axes)
     if keeps is not None:
-        split = layout.batch, layout.queries, layout.heads, layout.width
+        split = match.result.part.split
         y = View(nodes.add("Mul", Nodes(edit, nodes.before).arranged(y, split), keeps), split)
     for node, axes, views in match.shapes:
         edit.replace(node.outputs[0], Nodes(edit, node, views).shape(axes))
@@ -166,7 +143,7 @@ def build(match: Match, edit: Edit) -> None:
 
 def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, ir.Value | None]:
     """Returns the operator, which is not inserted yet, and factors of the rows of its result, if it needs any."""
-    found, layout, nodes = match.found, match.layout, Nodes(edit, match.found.product, match.views)
+    found, nodes = match.found, Nodes(edit, match.found.product, match.views)
     q, k, v = (
         nodes.cast(nodes.arranged(each.view, each.axes), dtype, each.view.value.dtype)
         for each in (match.query, match.key, match.value)
@@ -174,12 +151,12 @@ def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, 
     by_row = [each for each in found.scalars if not has_one_element(each.value, 3)]
     others = [each for each in found.scalars if each not in by_row]
     if by_row:
-        q = _scaled(View(q, match.query.axes), by_row, layout, nodes)
+        q = _scaled(q, by_row, match.query, nodes)
     bias = keeps = None
     if found.steps:
         flags = {"is_exact": match.is_exactly_masked, "is_whole": not match.is_quantized}
-        bias = bias_of(found.steps, layout.scores, Nodes(edit, edit.node, match.views[:2]), **flags)
-    heads, key_heads = length_of(layout.heads), length_of(layout.key_heads)
+        bias = bias_of(found.steps, match.scores, Nodes(edit, edit.node, match.views[:2]), **flags)
+    heads, key_heads = (length_of(each.part.heads) for each in (match.query, match.key))
     assert heads is not None
     assert key_heads is not None
     if match.is_quantized:
@@ -191,7 +168,7 @@ def operator_of(match: Match, dtype: ir.DataType, edit: Edit) -> tuple[ir.Node, 
             "QuantizedAttention",
             [q, k, v, bias, times(found.factor, others, nodes), cap, least],
             num_heads=heads,
-            kv_num_heads=key_heads if layout.repeats else 0,
+            kv_num_heads=0 if key_heads == heads else key_heads,
             query_layout=int(match.query.order),
             key_layout=int(match.key.order),
             value_layout=int(match.value.order),
@@ -262,10 +239,10 @@ def _without_later_keys(operator: ir.Node, number: float, dtype: ir.DataType, no
     return chosen(condition, if_true, if_false, dtype, nodes.edit)
 
 
-def _scaled(query: View, scalars: Sequence[Scalar], layout: Layout, nodes: Nodes) -> ir.Value:
+def _scaled(value: ir.Value, scalars: Sequence[Scalar], query: Operand, nodes: Nodes) -> ir.Value:
     """Returns a query [B, S, H * D] with rows that are multiplied or divided by numbers of heads or queries."""
-    split = layout.batch, layout.queries, layout.heads, layout.size
-    q = nodes.arranged(query, split)
+    split = query.part.split
+    q = nodes.arranged(View(value, query.axes), split)
     for scalar in scalars:
         view = View(scalar.value, scalar.axes)
         factors = nodes.arranged(view, held(view, (*split[:3], ())))

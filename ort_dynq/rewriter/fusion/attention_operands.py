@@ -29,13 +29,13 @@ from ..analysis.values import Values
 from ..edit import Branch, Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import Nodes, View, axes_of, dims_of
+from ..views import Axis, Nodes, View, axes_of, dims_of
 from .attention_build import (
     FEW,
     FLOAT,
-    Layout,
     Match,
     Operand,
+    Part,
     chosen,
     count_of,
     is_of_few_queries,
@@ -180,16 +180,17 @@ def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
     q, k, v = (View(each, view.axes) for view, each in zip((query, *views), operands, strict=True))
     batch, heads, queries, keys = found.probabilities
     size, width = (tuple(each for each in view.order if each not in (*batch, *heads, *keys)) for view in (k, v))
-    repeats = tuple(each for each in heads if each not in k.order)
-    layout = Layout(batch, heads, queries, keys, size, width, repeats)
-    made = Match(found, _operand(q), _operand(k), _operand(v), _operand(found.result), layout, ends_together=bool(past))
+
+    def operand_of(view: View, tokens: Axis, size: Axis) -> Operand:
+        own_heads = tuple(each for each in heads if each in view.order)
+        order = HeadLayout.TOKENS_FIRST if len(view.axes) == 3 else HeadLayout.HEADS_FIRST
+        return Operand(view, Part(batch, own_heads, tokens, size), order)
+
+    query_and_key = operand_of(q, queries, size), operand_of(k, keys, size)
+    value_and_result = operand_of(v, keys, width), operand_of(found.result, queries, width)
+    made = Match(found, *query_and_key, *value_and_result, ends_together=bool(past))
     operator, _ = operator_of(made, q.value.dtype or FLOAT, edit)
     return operator, operands[1:]
-
-
-def _operand(view: View) -> Operand:
-    order = HeadLayout.TOKENS_FIRST if len(view.axes) == 3 else HeadLayout.HEADS_FIRST
-    return Operand(view, order, view.axes)
 
 
 def _condition(nodes: Nodes) -> ir.Value:

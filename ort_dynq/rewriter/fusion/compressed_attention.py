@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graphs import operator_of
+from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
 from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard
@@ -27,7 +28,7 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..views import FLOATS, Axes, Nodes, View, dims_of, leaves, length_of, same_axes
-from .attention_build import bias_of, can_be_placed
+from .attention_build import Operand, Part, bias_of, can_be_placed
 from .dequantizations import DEQUANTIZERS, MIDDLES, Dequantization, codes_of_cast, dequantization_of
 from .score_steps import MAX_NUMBER, Added, Masked, Scalar, Step, Steps, may_mask_rows, split_scalars, times
 from .scores import Attention, attention_of
@@ -41,26 +42,23 @@ _LOWEST = -1e38  # takes the place of lower masks of float16: it absorbs scores 
 
 
 @dataclass(frozen=True)
-class _Operand:
-    """A key or a value.
+class _Operand(Operand):
+    """A key or a value: codes, or floats.
 
     Attributes:
-        view: The codes, or floats.
-        axes: The factors of the axes in which the operator gets them, four.
         codes: The dequantization of the codes. None: floats.
         of_parameters: The factors of the axes of its parameters.
-        is_transposed: Whether the tokens are the last axis.
         is_per_channel: Whether the scales vary along the head more than along the tokens.
-        scalars: What multiplies the key.
     """
 
-    view: View
-    axes: Axes
     codes: Dequantization | None = None
     of_parameters: dict[ir.Value, Axes] = field(default_factory=dict)
-    is_transposed: bool = False
     is_per_channel: bool = False
-    scalars: tuple[Scalar, ...] = ()
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the tokens are the last axis."""
+        return self.order == HeadLayout.ELEMENTS_FIRST
 
 
 @dataclass(frozen=True)
@@ -185,10 +183,10 @@ def _is_attention(found: Attention, key: _Operand, value: _Operand) -> bool:
     q, k, v = (dims_of(each.value) for each in (found.query, found.key, found.value))
     if not len(q) == len(k) == len(v) == 4 or not is_equal(q[0], k[0]) or not is_equal(q[0], v[0]):
         return False
-    heads, key_heads = leaves(found.probabilities[1:2]), key.axes[1]
-    is_shared = key_heads == value.axes[1] == heads[: len(key_heads)]
-    numbers = [length_of(axis) for axis in (heads, key_heads, key.axes[2 if key.is_transposed else 3])]
-    return is_shared and None not in numbers and 0 not in numbers and length_of(value.axes[3]) is not None
+    heads, key_heads = leaves(found.probabilities[1:2]), key.part.heads
+    is_shared = key_heads == value.part.heads == heads[: len(key_heads)]
+    numbers = [length_of(axis) for axis in (heads, key_heads, key.part.size)]
+    return is_shared and None not in numbers and 0 not in numbers and length_of(value.part.size) is not None
 
 
 def _operand(sources: list[Source], scores: Axes) -> _Operand | None:
@@ -196,23 +194,18 @@ def _operand(sources: list[Source], scores: Axes) -> _Operand | None:
     for source in reversed(sources):
         if (codes := dequantization_of(source.view.value)) is not None and not source.view.value.is_graph_output():
             return _of_codes(View(codes.codes, source.view.axes), codes, source.scalars, scores)
-    found = [(each, order) for each in sources if (order := _order(each.view, scores)) is not None]
-    whole = [(each, order) for each, order in found if same_axes(each.view.axes, order[0])]
-    plain = [each for each in whole if not each[1][1]] or whole
-    if not plain or plain[-1][0].view.value.dtype not in FLOATS:
-        return None
-    source, (axes, is_transposed) = plain[-1]
-    return _Operand(source.view, axes, is_transposed=is_transposed, scalars=source.scalars)
+    found = [_Operand(each.view, *order, each.scalars) for each in sources for order in _orders(each.view, scores)]
+    whole = [each for each in found if same_axes(each.view.axes, each.axes)]
+    plain = [each for each in whole if not each.is_transposed] or whole
+    return plain[-1] if plain and plain[-1].view.value.dtype in FLOATS else None
 
 
-def _order(view: View, scores: Axes) -> tuple[Axes, bool] | None:
-    """Returns the axes [B, H, T, D], or [B, H, D, T] and True, in which a view has its elements; None: in neither."""
+def _orders(view: View, scores: Axes) -> list[tuple[Part, HeadLayout]]:
+    """Returns the factors of a view, and the order, [B, H, T, D] or [B, H, D, T], of its elements; none for others."""
     batch, heads, tokens = (tuple(each for each in leaves([scores[i]]) if each in view.order) for i in (0, 1, 3))
-    size = tuple(each for each in view.order if each not in leaves(scores))
-    for is_transposed, axes in ((False, (batch, heads, tokens, size)), (True, (batch, heads, size, tokens))):
-        if leaves(axes) == view.order:
-            return axes, is_transposed
-    return None
+    part = Part(batch, heads, tokens, tuple(each for each in view.order if each not in leaves(scores)))
+    orders = HeadLayout.HEADS_FIRST, HeadLayout.ELEMENTS_FIRST
+    return [(part, each) for each in orders if leaves(part.axes(each)) == view.order][:1]
 
 
 def _of_codes(view: View, codes: Dequantization, scalars: tuple[Scalar, ...], scores: Axes) -> _Operand | None:
@@ -220,29 +213,24 @@ def _of_codes(view: View, codes: Dequantization, scalars: tuple[Scalar, ...], sc
 
     Groups are parts of tokens or of heads that the scales do not have: adjacent ones share a scale.
     """
-    tokens = scores[3]
-    found = {each: codes.axes_of(each, view.axes, tokens) for each in codes.parameters}
+    found = {each: codes.axes_of(each, view.axes, scores[3]) for each in codes.parameters}
     known = {each: axes for each, axes in found.items() if axes is not None}
-    order = _order(view, scores)
-    if len(known) < len(found) or order is None:
+    orders = _orders(view, scores)
+    if len(known) < len(found) or not orders:
         return None
-    (batch, heads, *_), is_transposed = order
-    size, tokens = (order[0][i] for i in ((2, 3) if is_transposed else (3, 2)))
-    of_scale = leaves(known[codes.scale])
-    shared = [tuple(each for each in axis if each not in of_scale) for axis in (batch, heads, tokens, size)]
-    if any(each not in ((), axis) for each, axis in zip(shared, (batch, heads), strict=False)):
+    ((part, order),), of_scale = orders, {*leaves(known[codes.scale])}
+    shared = Part(*(tuple(each for each in axis if each not in of_scale) for axis in part))
+    are_whole = all(each in ((), axis) for each, axis in zip(shared[:2], part, strict=False))
+    are_last = all(axis[len(axis) - len(each) :] == each for each, axis in zip(shared, part, strict=True))
+    if not are_whole or not are_last or not all({*leaves(axes)} <= of_scale for axes in known.values()):
         return None
-    if any(axis[len(axis) - len(each) :] != each for each, axis in zip(shared[2:], (tokens, size), strict=True)):
-        return None
-    if any({*leaves(axes)} - {*of_scale} for axes in known.values()):
-        return None
-    width, group, count = length_of(size), length_of(shared[3]), length_of(shared[2])
+    width, group, count = length_of(part.size), length_of(shared.size), length_of(shared.tokens)
     if width is None or group is None:
         return None
     is_per_channel = group < min(_MIN_GROUP, width)
-    if is_per_channel and shared[2] != tokens and (count is None or count < _MIN_GROUP):
+    if is_per_channel and shared.tokens != part.tokens and (count is None or count < _MIN_GROUP):
         return None
-    return _Operand(view, order[0], codes, known, is_transposed, is_per_channel, scalars)
+    return _Operand(view, part, order, scalars, codes, known, is_per_channel)
 
 
 def _build(match: _CompressedAttention, edit: Edit) -> None:
