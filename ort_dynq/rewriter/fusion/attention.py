@@ -33,11 +33,11 @@ from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
-from .attention_build import FLOAT, MIN_QUERIES, Match, Operand, Part, build, can_be_placed, is_of_few_queries
+from .attention_build import FLOAT, MIN_QUERIES, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
 from .score_steps import MAX_NUMBER, Added, Masked, may_mask_rows, split_scalars
-from .scores import Attention, Lost, attention_of, shapes_of
+from .scores import Attention, Lost, Part, attention_of, shapes_of
 from .sources import Source, sources_of
 
 _Sources = tuple[list[Source], list[Source], list[Source]]  # of query, key and value

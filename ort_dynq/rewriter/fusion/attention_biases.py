@@ -38,7 +38,7 @@ def _match(node: ir.Node, context: Context) -> _Biases | None:
     if bias is None or not context.facts.is_constant(bias):
         return None
     try:
-        check_multi_head(node, is_split=False)
+        check_multi_head(node, None, has_bias=True)
     except Unconverted:  # the rule for attention reports it
         return None
     values = [each for each in operands if each is not None and each.dtype in FLOATS and len(dims_of(each)) == 3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -31,33 +30,12 @@ from ..views import (
     same_axes,
 )
 from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
-from .scores import Attention
+from .scores import Attention, Part
 
 FLOAT = ir.DataType.FLOAT
 _BIAS = 3  # the input of QuantizedAttention
 FEW, _WITHOUT_KEYS = metadata.ALTERNATIVES  # names of graphs
 MIN_QUERIES = 64  # over cached keys: 48 over 512 keys took 1.1 to 1.2 times as long as in floats, 64 as long (Zen 5)
-
-
-class Part(NamedTuple):
-    """The factors of the axes of an operand or of the result."""
-
-    batch: Axis
-    heads: Axis
-    tokens: Axis
-    size: Axis
-
-    @property
-    def split(self) -> Axes:
-        """The axes with tokens first, and heads apart from their elements."""
-        return self.batch, self.tokens, self.heads, self.size
-
-    def axes(self, order: HeadLayout) -> Axes:
-        """Returns the axes in an order."""
-        if order == HeadLayout.TOKENS_FIRST:
-            return self.batch, self.tokens, (*self.heads, *self.size)
-        last = (self.tokens, self.size) if order == HeadLayout.HEADS_FIRST else (self.size, self.tokens)
-        return self.batch, self.heads, *last
 
 
 @dataclass(frozen=True)

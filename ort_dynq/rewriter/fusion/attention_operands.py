@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...operators.encodings import HeadLayout
 from ...opsets import OPSET
 from ..analysis.nodes import input_of, operand
 from ..analysis.shapes import known_as
@@ -29,13 +28,12 @@ from ..analysis.values import Values
 from ..edit import Branch, Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import Axis, Nodes, View, axes_of, dims_of
+from ..views import Nodes, View, axes_of, dims_of
 from .attention_build import (
     FEW,
     FLOAT,
     Match,
     Operand,
-    Part,
     chosen,
     count_of,
     is_of_few_queries,
@@ -49,15 +47,17 @@ from .attention_operators import (
     by_head,
     heads_of,
     is_attention,
+    is_used,
     noted,
     operands_of,
     operator_attention,
+    order_of,
     past_of,
     rotates,
     size_of_heads,
 )
 from .score_steps import may_mask_rows
-from .scores import Attention
+from .scores import Attention, Part
 
 _OUTPUTS = 3
 
@@ -114,11 +114,7 @@ def _has_cache(node: ir.Node, past: list[ir.Value], values: list[ir.Value]) -> b
 
 def _makes_operands(node: ir.Node) -> bool:
     """Returns whether GroupQueryAttention unpacks or rotates its operands, or has outputs of key and value."""
-    return input_of(node, 1) is None or rotates(node) or any(map(_is_used, node.outputs[1:]))
-
-
-def _is_used(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+    return input_of(node, 1) is None or rotates(node) or any(map(is_used, node.outputs[1:]))
 
 
 def _attention_of(
@@ -145,7 +141,7 @@ def _build(match: _Made, edit: Edit) -> None:
         main, operands = _made(match, edit)
         edit.replace(node.outputs[0], edit.insert_main(main, before=node))
         for output, value in zip(node.outputs[1:], operands, strict=False):
-            if _is_used(output):
+            if is_used(output):
                 edit.replace(output, by_head(value, match.heads[1], edit))
         return
     many = Branch(edit)
@@ -172,24 +168,14 @@ def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
     if match.size:
         has_offset = bool(past) and rotates(node) and input_of(node, POSITIONS) is None
         offset = _length(past[0], 2, Nodes(edit, node)) if has_offset else None
-        operands = operands_of(node, match.heads, match.size, edit, offset)
-    query, *views = found.query, found.key, found.value
-    for i, (given, view) in enumerate(zip(past, views, strict=False), 1):
+        operands = operands_of(match.heads, match.size, edit, offset)
+    views = found.query, found.key, found.value, found.result
+    for i, given in enumerate(past, 1):
         joined = Nodes(edit, node).add("Concat", given, by_head(operands[i], match.heads[i], edit), axis=2)
-        operands[i] = noted(joined, given, dims_of(view.value), edit)
-    q, k, v = (View(each, view.axes) for view, each in zip((query, *views), operands, strict=True))
-    batch, heads, queries, keys = found.probabilities
-    size, width = (tuple(each for each in view.order if each not in (*batch, *heads, *keys)) for view in (k, v))
-
-    def operand_of(view: View, tokens: Axis, size: Axis) -> Operand:
-        own_heads = tuple(each for each in heads if each in view.order)
-        order = HeadLayout.TOKENS_FIRST if len(view.axes) == 3 else HeadLayout.HEADS_FIRST
-        return Operand(view, Part(batch, own_heads, tokens, size), order)
-
-    query_and_key = operand_of(q, queries, size), operand_of(k, keys, size)
-    value_and_result = operand_of(v, keys, width), operand_of(found.result, queries, width)
-    made = Match(found, *query_and_key, *value_and_result, ends_together=bool(past))
-    operator, _ = operator_of(made, q.value.dtype or FLOAT, edit)
+        operands[i] = noted(joined, given, dims_of(views[i].value), edit)
+    made = [View(value, view.axes) for value, view in zip((*operands, found.result.value), views, strict=True)]
+    q, k, v, y = (Operand(each, Part.of(each, found.probabilities), order_of(each.axes)) for each in made)
+    operator, _ = operator_of(Match(found, q, k, v, y, ends_together=bool(past)), operands[0].dtype or FLOAT, edit)
     return operator, operands[1:]
 
 

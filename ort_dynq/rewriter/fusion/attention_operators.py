@@ -7,25 +7,28 @@ floats. Those that append to past keys, unpack or rotate their operands have a r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
+from ...operators.encodings import HeadLayout
 from ..analysis.nodes import input_of, is_standard, operand
 from ..analysis.shapes import is_equal
 from ..analysis.standard import ATTENTION
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
-from ..views import Axes, Axis, Dim, Factor, Nodes, View, broadcast, dims_of, length_of
+from ..views import Dim, Nodes, View, axes_of, broadcast, dims_of, length_of
 from .score_steps import Added, Masked, Padding, Step, Steps
-from .scores import Attention
+from .scores import Attention, Part
 
 _ONNX_INPUTS = {4: "past keys", 5: "past values", 6: "numbers of keys that are no padding"}
 BIAS = 3  # of MultiHeadAttention
 _MICROSOFT_INPUTS = {BIAS: "bias of query, key and value", 6: "past keys", 7: "past values"}
+_ONNX_ATTRIBUTES = ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap")
+_MICROSOFT_ATTRIBUTES = ("mask_filter_value", "num_heads", "scale", "unidirectional")
 _GROUP_INPUTS = {
     11: "attention sinks",
     **dict.fromkeys((12, 13), "quantized keys and values"),
@@ -114,30 +117,23 @@ def size_of_heads(node: ir.Node) -> int | None:
 
 
 def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -> Attention:
-    _check(
-        node,
-        _ONNX_INPUTS,
-        ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap"),
-        has_past=operands is not None,
-    )
-    views = _views(node, operands)
+    _check(node, operands, _ONNX_INPUTS, _ONNX_ATTRIBUTES)
     is_causal = node.attributes.get_int("is_causal", 0) == 1
     if is_causal and operands is not None and not _has_key_for_each_query(node):  # the first query sees the first one
         raise Unconverted(Reason.ATTENTION_OPERATOR, what=_OTHER_NUMBERS)
     mask = input_of(node, 3)
-    if mask is not None and opset > 23 and not is_equal((dims_of(mask) or [1])[-1], dims_of(views[1].value)[-2]):
+    found = _with(node, operands, node.attributes.get_float("scale", None), mask)
+    if mask is not None and opset > 23 and not is_equal(dims_of(mask)[-1], dims_of(found.key.value)[-2]):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask, which may have fewer numbers than there are keys")
-    found = _with(node, views, factor=node.attributes.get_float("scale", None), mask=mask)
     return replace(found, softcap=node.attributes.get_float("softcap", 0.0), is_causal=is_causal)
 
 
 def _multi_head(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
-    check_multi_head(node, has_past=operands is not None)
+    check_multi_head(node, operands)
     is_causal = node.attributes.get_int("unidirectional", 0) == 1
     if is_causal and not _has_key_for_each_query(node):  # ONNX Runtime hides none from the last
         raise Unconverted(Reason.ATTENTION_OPERATOR, what=_OTHER_NUMBERS)
-    scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, _views(node, operands), factor=scale, mask=input_of(node, 5))
+    found = _with(node, operands, node.attributes.get_float("scale", 0.0) or None, input_of(node, 5))
     steps = found.steps
     if (mask := input_of(node, 4)) is not None:
         steps += (_padding(mask, node.attributes.get_float("mask_filter_value", _FILTER), found),)
@@ -150,21 +146,16 @@ def _has_key_for_each_query(node: ir.Node) -> bool:
     return len(query) in (3, 4) and len(key) in (3, 4) and is_equal(query[-2], key[-2])
 
 
-def check_multi_head(node: ir.Node, *, is_split: bool = True, has_past: bool = False) -> None:
-    """Checks that MultiHeadAttention has only what the rules know.
-
-    Args:
-        node: The node.
-        is_split: Whether it has no bias of query, key and value.
-        has_past: Whether it may have past keys and values.
+def check_multi_head(node: ir.Node, operands: Sequence[ir.Value] | None, *, has_bias: bool = False) -> None:
+    """Checks that MultiHeadAttention has only what the rules know, and a bias of query, key and value, if it may.
 
     Raises:
         Unconverted: It has more.
     """
-    inputs = {i: what for i, what in _MICROSOFT_INPUTS.items() if is_split or i != BIAS}
-    if has_past:
+    inputs = {i: what for i, what in _MICROSOFT_INPUTS.items() if not (has_bias and i == BIAS)}
+    if operands is not None:
         inputs[4] = "padding mask beside past keys"
-    _check(node, inputs, ("mask_filter_value", "num_heads", "scale", "unidirectional"), has_past=has_past)
+    _check(node, operands, inputs, _MICROSOFT_ATTRIBUTES)
 
 
 def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
@@ -188,12 +179,10 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="attribute causal")
     if (window := node.attributes.get_int("local_window_size", -1)) == 0:
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="window of no keys")
-    first_unused = 1 if operands is None else _OUTPUTS_WITH_PAST
-    _check(node, _GROUP_INPUTS, _GROUP_ATTRIBUTES, first_unused=first_unused, has_past=operands is not None)
+    _check(node, operands, _GROUP_INPUTS, _GROUP_ATTRIBUTES)
     if operands is None and rotates(node):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
-    scale = node.attributes.get_float("scale", 0.0) or None
-    found = _with(node, _views(node, operands), factor=scale, mask=input_of(node, 10))
+    found = _with(node, operands, node.attributes.get_float("scale", 0.0) or None, input_of(node, 10))
     lengths = input_of(node, LAST)
     steps = found.steps if lengths is None else (*found.steps, Padding(lengths, -math.inf, more=1))
     softcap = node.attributes.get_float("softcap", 0.0)
@@ -201,115 +190,91 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
 
 
 def _check(
-    node: ir.Node,
-    inputs: dict[int, str],
-    attributes: tuple[str, ...],
-    *,
-    first_unused: int = 1,
-    has_past: bool = False,
+    node: ir.Node, operands: Sequence[ir.Value] | None, inputs: dict[int, str], attributes: tuple[str, ...]
 ) -> None:
-    """Checks that an operator has only what the rules know, with or without past keys and values.
-
-    Its outputs from `first_unused` on must have no use, except the present keys and values.
+    """Checks that an operator has only what the rules know, also past keys and values if its operands are given.
 
     Raises:
         Unconverted: It has more.
     """
-    past = _PAST[node.op_type]
+    past, has_past = _PAST[node.op_type], bool(past_of(node))
     for i, value in enumerate(node.inputs):
         if value is not None and i not in past and (i in inputs or i > max(inputs)):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=inputs.get(i, _LATER_INPUTS))
-    for output in node.outputs[_OUTPUTS_WITH_PAST if past_of(node) else first_unused :]:
-        if output.uses() or output.is_graph_output():
-            raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
+    if any(map(is_used, node.outputs[1 if operands is None and not has_past else _OUTPUTS_WITH_PAST :])):
+        raise Unconverted(Reason.ATTENTION_OPERATOR, what="second output")
     for name in node.attributes:
         is_set = name in _ATTRIBUTES and node.attributes.get_int(name, 0) != 0
         if is_set or (name not in attributes and name != "softmax_precision"):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=_ATTRIBUTES.get(name, f"attribute {name}"))
-    if past_of(node) and not has_past:
+    if has_past and operands is None:
         raise Unconverted(Reason.ATTENTION_PAST)
 
 
-def _views(node: ir.Node, operands: Sequence[ir.Value] | None) -> tuple[View, View, View, View]:
-    """Returns query, key, value and result as views, of [B, S, H * D] or [B, H, S, D].
+def is_used(value: ir.Value) -> bool:
+    """Returns whether the model uses an output."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def order_of(axes: Sized) -> HeadLayout:
+    """Returns the order of axes, [B, S, H * D] or [B, H, S, D]."""
+    return HeadLayout.TOKENS_FIRST if len(axes) == 3 else HeadLayout.HEADS_FIRST
+
+
+def _with(node: ir.Node, operands: Sequence[ir.Value] | None, factor: float | None, mask: ir.Value | None) -> Attention:
+    """Returns attention of operands of [B, S, H * D] or [B, H, S, D], and a mask.
 
     Raises:
-        Unconverted: A number of heads or a size is not known.
+        Unconverted: A number of heads, a size, or the rank of the mask is not known.
     """
-    heads, key_heads = heads_of(node)
-    values = [*(node.inputs[:QUERY_KEY_VALUE] if operands is None else operands), node.outputs[0]]
-    shapes = [[] if value is None else dims_of(value) for value in values]
-    query, key, value, _ = shapes
-    if not all(len(each) in (3, 4) for each in (query, key, value)):
+    values = [each for each in operands or node.inputs[:QUERY_KEY_VALUE] if each is not None]
+    shapes = [dims_of(each) for each in values]
+    if len(shapes) != QUERY_KEY_VALUE or not all(len(each) in (3, 4) for each in shapes):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="operands: the rank of one is not known, or not 3 or 4")
-    given = [each[1] if len(each) == 4 else n for each, n in ((query, heads), (key, key_heads))]
+    query, key, value = shapes
+    given = [each[1] if len(each) == 4 else n for each, n in zip((query, key), heads_of(node), strict=True)]
     heads, key_heads = (each if isinstance(each, int) else 0 for each in given)
-    if min(heads, key_heads) < 1 or heads % key_heads or not all(isinstance(each[-1], int) for each in (query, value)):
+    widths = [each[-1] for each in (query, value) if isinstance(each[-1], int)]
+    if min(heads, key_heads) < 1 or heads % key_heads or len(widths) != 2:
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="heads: their number or size is not known")
-    batch, queries, keys = (_axis(each) for each in (query[0], query[-2], key[-2]))
-    shared, repeats = _axis(key_heads), _axis(heads // key_heads)
-    size, width = (
-        _axis(each[-1] if len(each) == 4 else each[-1] // n) for each, n in ((query, heads), (value, key_heads))
+    lengths = (
+        query[-1] if len(query) == 4 else widths[0] // heads,
+        value[-1] if len(value) == 4 else widths[1] // key_heads,
     )
-
-    def view(at: int, tokens: Axis, elements: Axis, of: Axis) -> View:
-        value = values[at]
-        assert value is not None
-        is_joined = len(shapes[at] or shapes[0]) == 3
-        axes: Axes = (batch, tokens, (*of, *elements)) if is_joined else (batch, of, tokens, elements)
-        return View(value, axes)
-
-    all_heads = *shared, *repeats
-    return (
-        view(0, queries, size, all_heads),
-        view(1, keys, size, shared),
-        view(2, keys, width, shared),
-        view(3, queries, width, all_heads),
+    batch, queries, keys, size, width = axes_of((query[0], query[-2], key[-2], *lengths))
+    shared, repeats = axes_of((key_heads, heads // key_heads))
+    axes = batch, (*shared, *repeats), queries, keys
+    parts = (
+        Part(*axes[:3], size),
+        Part(batch, shared, keys, size),
+        Part(batch, shared, keys, width),
+        Part(*axes[:3], width),
     )
-
-
-def _axis(dim: Dim) -> Axis:
-    return () if dim == 1 else (Factor(dim),)
-
-
-def _with(
-    node: ir.Node, views: tuple[View, View, View, View], *, factor: float | None, mask: ir.Value | None
-) -> Attention:
-    """Returns attention of query, key, value and result, and a mask.
-
-    Raises:
-        Unconverted: The rank of the mask is not known.
-    """
-    query, key, value, result = views
-    batch, (queries, tokens) = query.axes[0], (each.axes[-2 if len(each.axes) == 4 else 1] for each in (query, key))
-    size = tuple(each for each in key.order if each not in value.order)
-    heads = tuple(each for each in query.order if each not in (*batch, *queries, *size))
-    axes: Axes = (batch, heads, queries, tokens)
+    values.append(node.outputs[0])
+    shapes.append(dims_of(node.outputs[0]) or query)
+    q, k, v, y = (View(each, part.axes(order_of(dims))) for each, part, dims in zip(values, parts, shapes, strict=True))
     if factor is None:
         factor = 1 / math.sqrt(length_of(size) or 1)
     steps: Steps = ()
     if mask is not None:
-        given = broadcast(mask, axes)
-        if given is None or len(dims_of(mask)) < 2:
+        view = broadcast(mask, axes)
+        if view is None or len(dims_of(mask)) < 2:
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask: its rank is not known, or not 2 to 4")
         is_mask = mask.dtype == ir.DataType.BOOL
-        steps = (Masked(mask, True, -math.inf, given.axes) if is_mask else Added(mask, given.axes),)
-    return Attention(query, key, value, axes, node, result, factor=factor, steps=steps)
+        steps = (Masked(mask, True, -math.inf, view.axes) if is_mask else Added(mask, view.axes),)
+    return Attention(q, k, v, axes, node, y, factor=factor, steps=steps)
 
 
-def operands_of(
-    node: ir.Node, heads: Sequence[int], size: int, edit: Edit, offset: ir.Value | None = None
-) -> list[ir.Value]:
+def operands_of(heads: Sequence[int], size: int, edit: Edit, offset: ir.Value | None = None) -> list[ir.Value]:
     """Returns query, key and value of GroupQueryAttention, which the operator itself may take apart and rotate.
 
     Args:
-        node: The node.
         heads: The numbers of heads of query, key and value.
         size: The elements of a head.
         edit: Records the new nodes.
         offset: The position of the first token, a vector of one element, if the operator is not given any; None: 0.
     """
-    query = operand(node)
+    node, query = edit.node, operand(edit.node)
     operands = [each for each in node.inputs[:QUERY_KEY_VALUE] if each is not None]
     if input_of(node, 1) is None:
         widths = [n * size for n in heads]

@@ -28,10 +28,10 @@ from ..edit import Edit, call
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
 from ..views import FLOATS, Axes, Nodes, View, dims_of, leaves, length_of, same_axes
-from .attention_build import Operand, Part, bias_of, can_be_placed
+from .attention_build import Operand, bias_of, can_be_placed
 from .dequantizations import DEQUANTIZERS, MIDDLES, Dequantization, codes_of_cast, dequantization_of
 from .score_steps import MAX_NUMBER, Added, Masked, Scalar, Step, Steps, may_mask_rows, split_scalars, times
-from .scores import Attention, attention_of
+from .scores import Attention, Part, attention_of
 from .sources import Source, sources_of
 
 _WIDE = {ir.DataType.UINT4: ir.DataType.UINT8, ir.DataType.INT4: ir.DataType.INT8}
@@ -202,9 +202,7 @@ def _operand(sources: list[Source], scores: Axes) -> _Operand | None:
 
 def _orders(view: View, scores: Axes) -> list[tuple[Part, HeadLayout]]:
     """Returns the factors of a view, and the order, [B, H, T, D] or [B, H, D, T], of its elements; none for others."""
-    batch, heads, tokens = (tuple(each for each in leaves([scores[i]]) if each in view.order) for i in (0, 1, 3))
-    part = Part(batch, heads, tokens, tuple(each for each in view.order if each not in leaves(scores)))
-    orders = HeadLayout.HEADS_FIRST, HeadLayout.ELEMENTS_FIRST
+    part, orders = Part.of(view, scores), (HeadLayout.HEADS_FIRST, HeadLayout.ELEMENTS_FIRST)
     return [(part, each) for each in orders if leaves(part.axes(each)) == view.order][:1]
 
 

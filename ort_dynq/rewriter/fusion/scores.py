@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
+from ...operators.encodings import HeadLayout
 from ..analysis.constants import constant_scalar, is_idle_dropout
 from ..analysis.einsums import labels_of
 from ..analysis.limits import CHAIN
@@ -24,8 +26,35 @@ from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS, SCALIN
 from ..analysis.values import Values
 from ..reasons import Reason
 from ..rule import Context
-from ..views import Axes, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
+from ..views import Axes, Axis, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Steps, Tanh, split_steps
+
+
+class Part(NamedTuple):
+    """The factors of the axes of an operand or of the result."""
+
+    batch: Axis
+    heads: Axis
+    tokens: Axis
+    size: Axis
+
+    @classmethod
+    def of(cls, view: View, scores: Axes) -> Part:
+        """Returns the part that a view has, which is an operand or a result with scores of these axes."""
+        batch, heads, queries, keys = (tuple(each for each in leaves([axis]) if each in view.order) for axis in scores)
+        return cls(batch, heads, queries or keys, tuple(each for each in view.order if each not in leaves(scores)))
+
+    @property
+    def split(self) -> Axes:
+        """The axes with tokens first, and heads apart from their elements."""
+        return self.batch, self.tokens, self.heads, self.size
+
+    def axes(self, order: HeadLayout) -> Axes:
+        """Returns the axes in an order."""
+        if order == HeadLayout.TOKENS_FIRST:
+            return self.batch, self.tokens, (*self.heads, *self.size)
+        last = (self.tokens, self.size) if order == HeadLayout.HEADS_FIRST else (self.size, self.tokens)
+        return self.batch, self.heads, *last
 
 
 @dataclass(frozen=True)
