@@ -3,8 +3,9 @@
 activation, MatMul | Gemm | Einsum, [Add bias]    -> quantization, QuantizedMatMul
                                                   -> WordMatMul
 
-The axes of an Einsum may be those of heads or experts: the product is then between a Transpose or Reshape of the
-activation and of the result, where these are needed (../rewriter/products/einsum.py).
+The axes of an Einsum may be those of heads or experts, and the weights may be the left factor of any of them: the
+product is then between a Transpose or Reshape of the activation and of the result, where these are needed
+(../rewriter/products/einsum.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..graphs import STANDARD_DOMAINS
 from ..operators.quantized_matmul import GROUP_UNIT
 from ..opsets import OPSET
 from ..rewriter.analysis.inference import Facts
@@ -24,7 +26,7 @@ from ..rewriter.analysis.standard import MATRIX_PRODUCTS, SHAPING
 from ..rewriter.codes.float_activations import FloatActivations, check_activation
 from ..rewriter.edit import Edit
 from ..rewriter.policy.cost import is_tiny_matrix, is_tiny_row
-from ..rewriter.products.einsum import Einsum, einsum_of
+from ..rewriter.products.einsum import Einsum, einsum_of, product_of_left_weights
 from ..rewriter.products.epilogue import Epilogue
 from ..rewriter.products.provenance import note_activation
 from ..rewriter.products.quantized_matmul import build_quantized_matmul
@@ -71,8 +73,6 @@ def _match(node: ir.Node, context: Context, options: Options) -> _FloatLayer | N
     facts, b = context.facts, product.b
     merged = None if product.has_transposed_a or einsum is not None else _before_merging(product.a)
     a = product.a if merged is None else merged
-    if facts.is_constant(a) and not facts.is_constant(b):
-        raise Unconverted(Reason.WEIGHTS_LEFT)
     check_constant(b, facts)
     check_activation(a)
     layout = product.has_transposed_b, einsum, options.has_words(node)
@@ -99,13 +99,14 @@ def _product_of(node: ir.Node, facts: Facts) -> tuple[MatrixProduct | None, Eins
     """Returns a matrix product, and the Einsum that it is part of, if that has more; None for other nodes.
 
     Raises:
-        Unconverted: It is an Einsum that is no product of matrices.
+        Unconverted: It is an Einsum that is no product of matrices, or the weights are the left factor, and what they
+            multiply may be no matrix.
     """
     a, b = first_inputs(node, _FACTORS)
     if a is None or b is None:
         return None, None
-    if node.op_type == "Einsum" and facts.is_constant(a) and not facts.is_constant(b):
-        return MatrixProduct(b, a), einsum_of(node, 0)
+    if node.domain in STANDARD_DOMAINS and facts.is_constant(a) and not facts.is_constant(b):
+        return product_of_left_weights(node)
     try:
         return matrix_product_of(node), None
     except Unconverted:
@@ -169,7 +170,7 @@ def _grid_of(
         raise Unconverted(Reason.WEIGHTS_RANK, rank=weights.ndim, expected=2)
     weights = weights if einsum is None else einsum.matrices(weights)
     depth, columns = weights.shape[-2:][:: -1 if is_transposed else 1]
-    if is_tiny_matrix(depth, columns):
+    if is_tiny_matrix(depth, columns, is_transposed=einsum is not None and einsum.moves_both):
         raise Unconverted(Reason.WEIGHTS_TOO_FEW, depth=depth, columns=columns)
     check_stored(b, weights)
     matrix, stack = columns_of_stack(weights.swapaxes(-1, -2) if is_transposed else weights)

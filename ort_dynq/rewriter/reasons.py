@@ -123,7 +123,7 @@ class Reason(Enum):
     WEIGHTS_EMPTY = "the weights are empty"
     WEIGHTS_RANK = "the weights are of rank {rank}, expected {expected}"
     WEIGHTS_NOT_FINITE = "the weights have NaN or an infinity"
-    WEIGHTS_LEFT = "the weights are the left factor"
+    WEIGHTS_LEFT = "the weights are the left factor, and the right one is not known to have their K and stack"
     WEIGHTS_OVERRIDABLE = "the weights are also an input of the model, which may override them; remove this input"
     WEIGHTS_ZERO_POINTS = "the zero points of the weights are not one number for each output channel"
     WEIGHTS_ZERO_POINT_TYPE = "the zero points of the weights are of another type than the weights"

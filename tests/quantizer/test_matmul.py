@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -173,6 +173,78 @@ def test_einsum(equation: str, is_first: bool) -> None:
     assert squared_error(actual, run_float(model, x)) < 3e-4
 
 
+class LeftForm(NamedTuple):
+    """A product of weights, the left factor, by an activation.
+
+    Attributes:
+        operator: MatMul or Gemm.
+        weights, x, bias: The shapes.
+        attributes: Those of the Gemm.
+    """
+
+    operator: str
+    weights: tuple[int, ...]
+    x: tuple[int, ...]
+    bias: tuple[int, ...] | None = None
+    attributes: Mapping[str, float] = {}
+
+
+LEFT_FORMS = {
+    "matrix": LeftForm("MatMul", (N, K), (K, 9), (N, 1)),
+    "batch": LeftForm("MatMul", (N, K), (2, 3, K, 9), (N, 1)),
+    "one column": LeftForm("MatMul", (N, K), (2, K, 1), (1, N, 1)),
+    "bias of rows": LeftForm("MatMul", (N, K), (2, K, 9), (9,)),
+    "stack": LeftForm("MatMul", (3, N, K), (2, 3, K, 9)),
+    "stack by one matrix": LeftForm("MatMul", (3, N, K), (K, 9)),
+    "Gemm": LeftForm("Gemm", (N, K), (K, 9), (N, 1)),
+    "Gemm without C": LeftForm("Gemm", (K, N), (9, K), None, {"transA": 1, "transB": 1}),
+    "Gemm with all": LeftForm("Gemm", (K, N), (K, 9), (1,), {"transA": 1, "alpha": -0.5, "beta": 2.0}),
+    "Gemm of rows": LeftForm("Gemm", (N, K), (9, K), (N, 1), {"transB": 1, "beta": 3.0}),
+}
+
+
+def _left_form(each: LeftForm) -> onnx.ModelProto:
+    constants = {"w": floats(*each.weights, seed=3)} | ({} if each.bias is None else {"c": floats(*each.bias, seed=4)})
+    if each.operator == "Gemm":
+        nodes = [helper.make_node("Gemm", ["w", "x", *[*constants][1:]], ["p"], **each.attributes)]
+    else:
+        nodes = [helper.make_node("MatMul", ["w", "x"], ["p" if each.bias is None else "s"])]
+        nodes += [] if each.bias is None else [helper.make_node("Add", ["s", "c"], ["p"])]
+    nodes.append(helper.make_node("Relu", ["p"], ["y"]))
+    model = model_of(nodes, constants, shape=each.x)
+    shape = [f"y{i}" for i in range(max(len(each.x), len(each.weights)))]
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, shape))
+    return model
+
+
+@pytest.mark.parametrize("form", LEFT_FORMS)
+def test_weights_as_left_factor(form: str) -> None:
+    """The activation function stands behind the product; x has rows of very different magnitude."""
+    each = LEFT_FORMS[form]
+    model, transposes_x = _left_form(each), not each.attributes.get("transB")
+    x = activations(*each.x[:-2], *(each.x[:-3:-1] if transposes_x else each.x[-2:]))
+    rows, w = by_definition(x), floats(*each.weights, seed=3)
+    w = w if each.attributes.get("transA") else w.swapaxes(-1, -2)
+    columns = np.reshape([weights_by_definition(matrix) for matrix in w.reshape(-1, K, N)], w.shape)
+    p = each.attributes.get("alpha", 1.0) * (rows @ columns).swapaxes(-1, -2)
+    p = p if each.bias is None else p + each.attributes.get("beta", 1.0) * floats(*each.bias, seed=4)
+    x = np.ascontiguousarray(x.swapaxes(-1, -2)) if transposes_x else x
+    result = ort_dynq.quantize(model)
+    programs = 1 + (form == "bias of rows")  # that of Add and Relu
+    assert operators(result) == {"RowProgram": programs, "QuantizedMatMul": 1}
+    actual = run(result, x)
+    assert np.abs(actual - np.maximum(p, 0)).max() <= 2.0**-20 * np.abs(p).max()
+    assert squared_error(actual, run_float(model, x)) < 3e-4
+
+
+def test_left_weights_pay_from_80_rows_and_columns_on() -> None:
+    for lengths in ((79, 400), (400, 79), (80, 400), (400, 80)):
+        model = model_of(
+            [helper.make_node("MatMul", ["w", "x"], ["y"])], {"w": floats(*lengths)}, shape=(lengths[1], 9)
+        )
+        assert ("ort_dynq.QuantizedMatMul" in ort_dynq.quantize(model).report.after) == (min(lengths) == 80)
+
+
 def test_products_share_an_activation_that_is_moved() -> None:
     nodes = [helper.make_node("Einsum", ["x", each], [f"{each}.p"], equation="nct,mc->nmt") for each in "ab"]
     nodes.append(helper.make_node("Add", ["a.p", "b.p"], ["y"]))
@@ -276,7 +348,9 @@ _EINSUM = "the Einsum is not a product by a matrix of weights, or by stacked one
 STAYING = {
     _EINSUM: _staying(helper.make_node("Einsum", ["x", "b"], ["y"], equation="mk,kn->kn"), b=W),
     "a product of two activations": _staying(helper.make_node("MatMul", ["x", "x"], ["y"])),
-    "the weights are the left factor": _staying(helper.make_node("MatMul", ["b", "x"], ["y"]), b=W),
+    "the weights are the left factor, and the right one is not known to have their K and stack": model_of(
+        [helper.make_node("MatMul", ["b", "x"], ["y"])], {"b": W}, shape=(N,)
+    ),
     "the weights have NaN or an infinity": _staying(MATMUL, b=NAN),
     "160 x 8 weights are too few: quantizing the activation costs more than integers save": _staying(
         MATMUL, b=W[:, :8]

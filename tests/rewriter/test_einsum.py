@@ -39,6 +39,9 @@ def data(shape: tuple[int, ...], axis: int, *, nan: bool = False) -> np.ndarray:
 PRODUCTS = [
     *((product, *each) for product in ("Conv(d, w)", "Conv(d, w, bias)") for each in (SAMPLES, IMAGES)),
     *(("MatMul(w, d)", *each) for each in (SAMPLES, MATRIX)),
+    ("Gemm(w, d)", *MATRIX),
+    ("Gemm<alpha = 0.5, beta = 3.0>(w, d, column)", *MATRIX),
+    ("Gemm<transA = 1>(turned, d, single)", *MATRIX),
     ('Einsum<equation = "oi,bit->bot">(w, d)', *SAMPLES),
     ("MatMul(stack, d)", "float[2, 128, 9] x", SAMPLES[1]),
 ]
@@ -52,7 +55,8 @@ def test_products(chain: str, case: tuple[str, str, tuple[int, ...]]) -> None:
     axis = shape.index(K)
     weights = WEIGHTS.reshape(N, K, *([1] * (len(shape) - 2))) if "Conv" in product else WEIGHTS
     stack = np.array([WEIGHTS, -WEIGHTS])
-    model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights, stack=stack)
+    others = {"stack": stack, "turned": WEIGHTS.T.copy(), "column": BIAS[:, None], "single": BIAS[:1]}
+    model = model_of(f"{chain} y = {product}", inputs, axis=np.array([axis]), w=weights, **others)
     assert products(check_products(model, {"x": data(shape, axis)})) == ["QuantizedMatMul"]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
-from .nodes import is_standard
+from .nodes import first_inputs, is_standard
+from .standard import MATMULS
 
 _DOTS = "..."
 _DIGITS = "0123456789"
@@ -38,10 +39,13 @@ def labels_of_einsum(node: ir.Node) -> tuple[str, str, str] | None:
 
 def labels_of(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
     """Returns the letters of the axes of the factors of a product, and of the result; None for other nodes."""
-    if len(node.inputs) != 2 or any(each is None or each.shape is None for each in node.inputs):
-        return None
-    a, b = (len(each.shape) for each in node.inputs if each is not None and each.shape is not None)
-    if min(a, b) > 1 and (is_standard(node, "MatMul") or _is_transposing_product(node)):
+    return labels_of_factors(node) if len(node.inputs) == 2 and not is_standard(node, "Gemm") else None
+
+
+def labels_of_factors(node: ir.Node) -> tuple[list[str], list[str], list[str]] | None:
+    """Returns the letters as :func:`labels_of`, and those of a Gemm, which may also scale and add."""
+    a, b = (0 if each is None or each.shape is None else len(each.shape) for each in first_inputs(node, 2))
+    if min(a, b) > 1 and (is_standard(node, *MATMULS) or _is_transposing_product(node)):
         lead = [str(i) for i in range(max(a, b) - 2)]
         left = "km" if node.attributes.get_int("transA", 0) else "mk"
         right = "nk" if node.attributes.get_int("transB", 0) else "kn"

@@ -46,6 +46,9 @@ _MIN_PRODUCTS_OF_CONVOLUTION = 262144
 # matrices would gain.
 _MIN_WEIGHTS, _MIN_ROWS_OR_COLUMNS = 24576, 48
 _MIN_WEIGHTS_OF_A_ROW = 49152
+# Two Transposes cost as much as some products by each row and column. With VNNI (AMD EPYC, Zen 4: family 25, model 17),
+# matrices of 48 rows or columns take 0.6 to 1.13 of float's time, of 64 0.54 to 1.07, of 80 or more 0.43 to 0.94.
+_MIN_ROWS_OR_COLUMNS_OF_TRANSPOSED = 80
 # Codes and scales of each term are outputs of the program that else has the sum: with 256x256 weights, the product
 # takes 0.95 to 1.9 of the time with a float product, with 512x512 0.68 to 0.87 (AMD EPYC, Zen 5: family 26, model 2).
 # Without VNNI, 512x512 take 0.8 with one row and 1.7 to 2.1 with 16 to 128, against floats with AVX-512 (the same CPU);
@@ -286,16 +289,18 @@ def is_tiny_compressed(depth: int, columns: int, size: int, *, is_constant: bool
     return depth * columns < _MIN_CODES_OF_INPUTS or size < _MIN_COLUMNS_OF_PART
 
 
-def is_tiny_matrix(depth: int, columns: int, terms: int = 1) -> bool:
+def is_tiny_matrix(depth: int, columns: int, terms: int = 1, *, is_transposed: bool = False) -> bool:
     """Returns whether quantizing the activation of a float product costs more than integers save, for any rows.
 
     Args:
         depth: The length of a row of the activation.
         columns: The number of output channels.
         terms: The codes that an element of the activation gets.
+        is_transposed: Whether the activation is transposed before and the result after the product.
     """
     fewest = _MIN_WEIGHTS if terms == 1 else _MIN_WEIGHTS_OF_TWO_TERMS
-    return depth * columns < fewest or min(depth, columns) < _MIN_ROWS_OR_COLUMNS
+    shortest = _MIN_ROWS_OR_COLUMNS_OF_TRANSPOSED if is_transposed else _MIN_ROWS_OR_COLUMNS
+    return depth * columns < fewest or min(depth, columns) < shortest
 
 
 def is_tiny_row(activation: ir.Value, depth: int, columns: int) -> bool:

@@ -25,14 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..analysis.einsums import labels_of
+from ..analysis.einsums import labels_of_factors
 from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
-from ..analysis.nodes import is_standard
+from ..analysis.nodes import first_inputs, is_standard
 from ..codes.affine_form import Affine
 from ..codes.terms import Param, lead, unsqueezed
 from ..edit import Edit
 from ..reasons import Reason, Unconverted
+from ..weights.matrix_product import MatrixProduct, matrix_product_of
 from .epilogue import Epilogue
 
 
@@ -71,6 +72,11 @@ class Einsum:
         """Whether K is elsewhere than in the last axes of the activation."""
         rows = len(self.order) - len(self.depths)
         return any(axis < rows for axis in self.order[rows:])
+
+    @property
+    def moves_both(self) -> bool:
+        """Whether K is elsewhere than in the last axes, and the columns elsewhere than in those of the result."""
+        return self.moves_depth and list(self.of_result) != sorted(self.of_result)
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
@@ -182,13 +188,14 @@ def pointwise(node: ir.Node) -> Einsum | None:
 
 
 def einsum_of(node: ir.Node, weights: int = 1) -> Einsum:
-    """Returns an Einsum or MatMul as a product by matrices; `weights`: the index of the factor that they are.
+    """Returns an Einsum, MatMul or Gemm as a product by matrices; `weights`: the index of the factor that they are.
 
     Raises:
         Unconverted: It is none, or its lengths are not known.
     """
-    if (labels := labels_of(node)) is None:
-        raise Unconverted(Reason.EINSUM)
+    reason = Reason.EINSUM if node.op_type == "Einsum" else Reason.WEIGHTS_LEFT
+    if (labels := labels_of_factors(node)) is None:
+        raise Unconverted(reason)
     a, of_weights, result = labels[1 - weights], labels[weights], labels[2]
     stack = [x for x in a if x in of_weights and x in result]
     inner = [x for x in a if x in of_weights and x not in result]
@@ -196,12 +203,12 @@ def einsum_of(node: ir.Node, weights: int = 1) -> Einsum:
     columns = [x for x in result if x not in a]
     is_product = inner and rows and columns
     if not is_product or {*result} != {*rows, *stack, *columns} or {*of_weights} != {*stack, *inner, *columns}:
-        raise Unconverted(Reason.EINSUM)
-    shapes = (each.shape if each is not None and each.shape is not None else () for each in node.inputs)
+        raise Unconverted(reason)
+    shapes = (each.shape if each is not None and each.shape is not None else () for each in node.inputs[:2])
     known = [dict(zip(letters, shape, strict=True)) for letters, shape in zip(labels, shapes, strict=False)]
     of_a, lengths = known[1 - weights], known[weights]
     if any(not isinstance(lengths[x], int) for x in of_weights) or any(of_a[x] != lengths[x] for x in (*stack, *inner)):
-        raise Unconverted(Reason.EINSUM)  # Einsum repeats a dimension of 1
+        raise Unconverted(reason)  # Einsum repeats a dimension of 1
     before = [x for x in columns if result.index(x) < result.index(rows[0])]
     if not stack and len(rows) == 1 and len(before) < len(columns):  # the matrices broadcast
         ordered, order = [*before, *rows], rows
@@ -219,3 +226,18 @@ def einsum_of(node: ir.Node, weights: int = 1) -> Einsum:
         of_columns,
         tuple(map([*ordered, *columns].index, result)),
     )
+
+
+def product_of_left_weights(node: ir.Node) -> tuple[MatrixProduct, Einsum]:
+    """Returns a product that has weights as the left factor as one of the activation by them, and how that is made.
+
+    Raises:
+        Unconverted: It is no product by matrices.
+    """
+    einsum, (a, b) = einsum_of(node, 0), first_inputs(node, 2)
+    assert a is not None
+    assert b is not None
+    product = None if node.op_type == "Einsum" else matrix_product_of(node)
+    if product is None:
+        return MatrixProduct(b, a), einsum
+    return replace(product, a=b, b=a, has_transposed_a=False, has_transposed_b=False, is_swapped=True), einsum

@@ -48,7 +48,7 @@ from ..weights.channels import columns_of
 from ..weights.float_zero_points import grid_of_float_zero_points
 from ..weights.grid import QuantizedWeights, SharedGrids, check_length, columns_of_stack, grid_of
 from ..weights.matrix_product import MatrixProduct, bias_of, matrix_product_of, stack_beside, with_alpha
-from .einsum import Einsum, einsum_of, pointwise
+from .einsum import Einsum, einsum_of, pointwise, product_of_left_weights
 from .epilogue import Epilogue
 from .provenance import note_activation, note_roundings
 from .quantized_matmul import build_quantized_matmul, quantized_matmul
@@ -210,7 +210,7 @@ def _product_of(node: ir.Node, forms: AffineForms, facts: Facts) -> tuple[Matrix
     form = forms.of(a)
     if form is None and not _terms_of(a, forms):
         has_left_weights = forms.of(b) is not None and facts.is_constant(a)
-        return (MatrixProduct(b, a), einsum_of(node, 0)) if has_left_weights else (None, None)
+        return product_of_left_weights(node) if has_left_weights else (None, None)
     if node.op_type == "Conv":
         if form is None:
             return None, None

@@ -13,11 +13,14 @@ import onnx_ir as ir
 
 from ...graphs import STANDARD_DOMAINS
 from ..analysis.einsums import labels_of_einsum
+from ..analysis.evaluation import evaluate
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs
 from ..reasons import Reason, Unconverted
 from .channels import Channels
 from .grid import QuantizedWeights
+
+_BIAS = "the bias times the attribute beta"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class MatrixProduct:
         c: What is added; None if nothing is, or if beta is 0: C is then not read.
         alpha, beta: The numbers that multiply.
         has_transposed_a, has_transposed_b: Whether a factor is transposed.
+        is_swapped: Whether the node multiplies B by A; C is then added to the transpose of the product.
     """
 
     a: ir.Value
@@ -38,6 +42,7 @@ class MatrixProduct:
     beta: float = 1.0
     has_transposed_a: bool = False
     has_transposed_b: bool = False
+    is_swapped: bool = False
 
 
 def matrix_product_of(node: ir.Node) -> MatrixProduct | None:
@@ -90,6 +95,15 @@ def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Valu
     Raises:
         Unconverted: It is not one number for each column, or C is computed at run time and beta is not 1.
     """
+    if product.is_swapped and product.c is not None:
+        elements = evaluate(product.c, facts) if facts.is_constant(product.c) else None
+        if (
+            elements is None
+            or elements.dtype != np.float32
+            or (elements.size != 1 and elements.shape != (channels.size, 1))
+        ):
+            raise Unconverted(Reason.BIAS)
+        return _times(np.broadcast_to(elements.reshape(-1), channels.size), product.beta, _BIAS)
     bias = channels.bias(product.c, facts)
     if product.c is not None and bias is None:
         raise Unconverted(Reason.BIAS)
@@ -97,7 +111,7 @@ def bias_of(product: MatrixProduct, channels: Channels, facts: Facts) -> ir.Valu
         return bias
     if (numbers := channels.vector(product.c, np.float32, facts)) is None:
         raise Unconverted(Reason.BIAS_AT_RUN_TIME)
-    return _times(numbers, product.beta, "the bias times the attribute beta")
+    return _times(numbers, product.beta, _BIAS)
 
 
 def with_alpha(grid: QuantizedWeights, product: MatrixProduct) -> QuantizedWeights:

@@ -18,7 +18,7 @@ from ...inputs import Array
 from ...rewriter.analysis.constants import constant_array, constant_scalar
 from ...rewriter.analysis.estimators import estimated
 from ...rewriter.analysis.nodes import cast_to, first_inputs, is_inverse_transpose, is_standard, only_use, producer_of
-from ...rewriter.analysis.standard import COMMUTATIVE, CONVOLUTIONS, FLOAT_PRODUCTS, RESHAPES, STACKED_PRODUCTS
+from ...rewriter.analysis.standard import COMMUTATIVE, CONVOLUTIONS, FLOAT_PRODUCTS, MATRIX_PRODUCTS, RESHAPES
 from ...rewriter.analysis.types import WIDE_TYPES
 from .layers import IntegerProduct, Layers, name_of
 
@@ -30,8 +30,8 @@ class FloatProduct(NamedTuple):
     """A product in A: activation @ weights, then Add or Mul with each operand, or Reshape to its shape, in this order.
 
     The product is a MatMul, Gemm, Einsum, Conv, ConvTranspose or MatMulNBits. A bias that is its input is the first
-    step. A Transpose or Pad may stand before it. The weights may be the first factor of a MatMul or
-    an Einsum.
+    step. A Transpose or Pad may stand before it. The weights may be the first factor of a MatMul,
+    Gemm or Einsum.
     """
 
     node: ir.Node
@@ -43,8 +43,8 @@ class FloatProduct(NamedTuple):
 
     @property
     def has_left_weights(self) -> bool:
-        """Whether the product is a MatMul or Einsum of the weights by the activation."""
-        return self.node.op_type in STACKED_PRODUCTS and self.node.inputs[0] is self.weights
+        """Whether the product is a MatMul, Gemm or Einsum of the weights by the activation."""
+        return self.node.op_type in MATRIX_PRODUCTS and self.node.inputs[0] is self.weights
 
     @property
     def subtracted(self) -> ir.Value | None:
@@ -82,8 +82,6 @@ class FloatProduct(NamedTuple):
         """Returns the product of these numbers, without the steps after it."""
         if self.move is not None:
             x = _moved(x, self.move)
-        if self.node.attributes.get_int("transA", 0) != 0:
-            x = x.T
         if self.node.op_type == "Conv":
             return convolve(x, weights, self.node)
         if self.node.op_type == "ConvTranspose":
@@ -91,10 +89,10 @@ class FloatProduct(NamedTuple):
         if self.node.op_type == "Einsum":
             factors = (weights, x) if self.has_left_weights else (x, weights)
             return np.asarray(np.einsum(self.node.attributes["equation"].as_string(), *factors, optimize=True))
-        if self.has_left_weights:
-            return np.asarray(weights @ x)
         alpha = self.node.attributes.get_float("alpha", 1.0)
-        return np.asarray(x @ (weights.swapaxes(-1, -2) if self.is_transposed else weights)) * alpha
+        a, b = (weights, x) if self.has_left_weights else (x, weights)
+        a = a.T if self.node.attributes.get_int("transA", 0) else a
+        return np.asarray(a @ (b.swapaxes(-1, -2) if self.node.attributes.get_int("transB", 0) else b)) * alpha
 
     def reference(self, x: Array, weights: Array, known: Mapping[str, Array], size: Array) -> tuple[Array, Array]:
         """Returns the result and the magnitude.
@@ -135,8 +133,6 @@ class FloatProduct(NamedTuple):
             first, _, last = of_weights.partition("...")
             axes = [*zip(first, weights.shape, strict=False), *zip(last[::-1], weights.shape[::-1], strict=False)]
             return math.prod(length for label, length in axes if label not in of_result)
-        if self.has_left_weights:
-            return int(weights.shape[-1])
         return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
@@ -150,9 +146,12 @@ class FloatProduct(NamedTuple):
 
     @property
     def is_transposed(self) -> bool:
+        """Whether B has the transposes of A's matrices of weights."""
         if self.node.op_type == "Einsum":
             of_weights, of_result = self._labels
             return of_weights[-1] != of_result[-1]
+        if self.has_left_weights:
+            return self.node.attributes.get_int("transA", 0) == 0
         return self.node.attributes.get_int("transB", 0) != 0
 
     @property
@@ -178,11 +177,11 @@ def float_product_of(product_of_b: IntegerProduct, layers: Layers) -> FloatProdu
     uses += [(*use, move) for move in moves for use in _uses(move.outputs[0])]
     for product, position, move in uses:
         is_standard_product = product.domain in STANDARD_DOMAINS and product.op_type in FLOAT_PRODUCTS
-        is_second = is_standard(product, *STACKED_PRODUCTS) and position == 1
+        is_second = is_standard(product, *MATRIX_PRODUCTS) and position == 1
         if not (is_second or position == 0) or not (is_standard_product or product.op_type == "MatMulNBits"):
             continue
         if is_second:
-            weights, *bias = product.inputs[:1]
+            weights, *bias = product.inputs[0], *product.inputs[2:]
         else:
             weights, *bias = product.inputs[1:] if is_standard_product else (product.inputs[1], *product.inputs[5:])
         bias = [] if product.attributes.get_float("beta", 1.0) == 0 else bias
