@@ -25,6 +25,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     3: np.dtype(np.int8),
     5: np.dtype(np.int16),
     6: np.dtype(np.int32),
+    7: np.dtype(np.int64),
     10: np.dtype(np.float16),
     16: np.dtype(ml_dtypes.bfloat16),
     21: np.dtype(ml_dtypes.uint4),

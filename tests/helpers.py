@@ -48,6 +48,7 @@ TYPES = {
     "int8": "int8",
     "int16": "int16",
     "int32": "int32",
+    "int64": "int64",
 }
 # operators/test_formats.py has bfloat16, 4-bit codes, and signatures with more than one input of float16.
 SIGNATURES = [

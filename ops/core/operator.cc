@@ -14,6 +14,8 @@ const char* name_of(Type type) {
       return "int16";
     case kInt32:
       return "int32";
+    case kInt64:
+      return "int64";
     case kFloat16:
       return "float16";
     case kBfloat16:

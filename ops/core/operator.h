@@ -20,6 +20,7 @@ constexpr Type kUint8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
 constexpr Type kInt8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
 constexpr Type kInt16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16;
 constexpr Type kInt32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+constexpr Type kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 constexpr Type kFloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 constexpr Type kBfloat16 = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
 constexpr Type kUint4 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
@@ -40,6 +41,8 @@ constexpr int64_t bits_of(Type type) {
     case kFloat16:
     case kBfloat16:
       return 16;
+    case kInt64:
+      return 64;
     default:
       return 32;
   }

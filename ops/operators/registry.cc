@@ -10,6 +10,7 @@
   X(two_term_quantize)        \
   X(quantized_matmul)         \
   X(quantized_matmul_program) \
+  X(gather_dequantize)        \
   X(word_matmul)              \
   X(word_matmul_program)      \
   X(word_conv)                \

@@ -11,7 +11,7 @@ from ..runtime import config_entry
 Backend = Literal["native", "extensions"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
-CARRIED = frozenset(("float32", "uint8", "int8", "int16", "int32"))
+CARRIED = frozenset(("float32", "uint8", "int8", "int16", "int32", "int64"))
 """The types that the backend ``extensions`` has."""
 NOT_CARRIED = "onnxruntime-extensions does not support float16, bfloat16, int4 and uint4"
 

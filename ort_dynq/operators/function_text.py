@@ -82,6 +82,31 @@ def stack_dims() -> str:
     row_dims = Slice(lead, batch_rank, end)"""
 
 
+def parts_of_bytes() -> str:
+    """Sets what makes codes of the bytes of packed weights, by the attribute ``bits``.
+
+    Codes are (byte + ``offset``) mod ``byte_base`` / ``parts`` mod ``base``; ``parts`` is [1, 1, codes of a byte, 1,
+    1]. Zero points are (their byte + ``offset``) mod ``zero_point_base``. The body must define ``n0`` and ``n2``.
+    """
+    return """pair_base = Constant<value = int32 {4}>()
+    low_base = Constant<value = int32 {16}>()
+    byte_base = Constant<value = int32 {256}>()
+    half = Constant<value = int32 {128}>()
+    part_bases = Constant<value = int32[1, 1, 4, 1, 1] {1, 16, 4, 64}>()
+    nothing = Constant<value = int32 {0}>()
+    bits = Constant<value_int: int = @bits>()
+    two_bits = Constant<value_int = 2>()
+    eight_bits = Constant<value_int = 8>()
+    is_2bit = Equal(bits, two_bits)
+    is_8bit = Equal(bits, eight_bits)
+    offset = Where(is_8bit, half, nothing)
+    zero_point_base = Where(is_8bit, byte_base, low_base)
+    base = Where(is_2bit, pair_base, zero_point_base)
+    parts_of_byte = Div(eight_bits, bits)
+    part_count = Unsqueeze(parts_of_byte, n0)
+    parts = Slice(part_bases, n0, part_count, n2)"""
+
+
 def horner(x: str, to: str, coefficients: Sequence[float]) -> Iterator[str]:
     """The nodes of a polynomial. The coefficient of the highest power is the first one."""
     for i, number in enumerate(coefficients):

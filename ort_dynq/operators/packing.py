@@ -26,6 +26,11 @@ def packed_shape(depth: int, columns: int, bits: int = 8) -> tuple[int, int, int
     return -(-columns // BLOCK_COLUMNS), -(-depth // (QUAD * 8 // bits)), BLOCK_COLUMNS, QUAD
 
 
+def is_whole(depth: int, bits: int) -> bool:
+    """Returns whether packed weights of so many rows have no padding there."""
+    return bits in (8, 4, 2) and depth % (QUAD * 8 // bits) == 0
+
+
 def pack(codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8], bits: int = 8) -> npt.NDArray[np.int8]:
     """Packs weights.
 

@@ -6,7 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from .encodings import ScaleOrder
-from .function_text import cast_like, integers, product_of, reshape, scaled, select, stack_dims, unsigned_codes
+from .function_text import (
+    cast_like,
+    integers,
+    parts_of_bytes,
+    product_of,
+    reshape,
+    scaled,
+    select,
+    stack_dims,
+    unsigned_codes,
+)
+from .gather_dequantize import GATHER_DEQUANTIZE
 from .row_program import tail_text, with_program
 from .shapes import product
 from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
@@ -44,19 +55,10 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         one = Constant<value_float = 1.0>()
         no_sum = Constant<value_float = -0.0>()
         one_code = Constant<value = uint8 {{1}}>()
-        pair_base = Constant<value = int32 {{4}}>()
-        low_base = Constant<value = int32 {{16}}>()
-        byte_base = Constant<value = int32 {{256}}>()
-        half = Constant<value = int32 {{128}}>()
-        part_bases = Constant<value = int32[1, 1, 4, 1, 1] {{1, 16, 4, 64}}>()
-        nothing = Constant<value = int32 {{0}}>()
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
         joined_ratio = Constant<value = int32 {{{TERM_RATIO}}}>()
         longest_joined = Constant<value_int = {MAX_JOINED_LENGTH}>()
         terms = Constant<value_int: int = @terms>()
-        bits = Constant<value_int: int = @bits>()
-        two_bits = Constant<value_int = 2>()
-        eight_bits = Constant<value_int = 8>()
         given_size = Constant<value_int: int = @group_size>()
         scale_order = Constant<value_int: int = @scale_order>()
 
@@ -90,20 +92,13 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         quotient = Div(depth, divisor)
         {select("groups", "has_groups", "quotient", "n1", "int64")}
 
-        is_2bit = Equal(bits, two_bits)
-        is_8bit = Equal(bits, eight_bits)
+        {parts_of_bytes()}
         stacked_matrices = Concat<axis = 0>(stacked, packed_dims)
         packed_weight = {flat}(weight, stacked_matrices)
         packed = Cast<to = 6>(packed_weight)
-        offset = Where(is_8bit, half, nothing)
-        zero_point_base = Where(is_8bit, byte_base, low_base)
-        base = Where(is_2bit, pair_base, zero_point_base)
         shifted = Add(packed, offset)
         bytes = Mod(shifted, byte_base)
         byte_quads = Unsqueeze(bytes, n3)
-        parts_of_byte = Div(eight_bits, bits)
-        part_count = Unsqueeze(parts_of_byte, n0)
-        parts = Slice(part_bases, n0, part_count, n2)
         quads = Div(byte_quads, parts)
         codes = Mod(quads, base)
         by_depth = Transpose<perm = [0, 2, 3, 5, 1, 4]>(codes)
@@ -344,5 +339,6 @@ FAMILY = Family(
     (
         QUANTIZED_MATMUL,
         with_program(_FLOAT32_ONLY, _body, "A row has the N columns. `bias` is float32."),
+        GATHER_DEQUANTIZE,
     ),
 )

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .encodings import LastGate
+from .packing import QUAD
 
 Dims = list[Any]
+_PACKED_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,15 @@ def interleaved(call: Call) -> Dims | None:
         channels // math.prod(strides) if isinstance(channels, int) else None,
         *(n * s if isinstance(n, int) else None for n, s in zip(lengths, strides, strict=True)),
     ]
+
+
+def gathered(call: Call) -> Dims | None:
+    """[..., K] of ids and packed weights: [blocks, lines, 16, 4] of 8 or fewer bits."""
+    ids, weight = call.shape(0), call.shape(1)
+    if ids is None or not weight:
+        return None
+    lines = weight[1] if len(weight) == _PACKED_RANK else None
+    return [*ids, lines * QUAD * 8 // call.attributes["bits"] if isinstance(lines, int) else None]
 
 
 def matrix_product(call: Call) -> Dims | None:

@@ -1,9 +1,10 @@
 """The rule for embeddings: rows of a constant float table become 8-bit codes with one scale for each row.
 
 Gather(table, ids)    -> Gather(codes, ids), Gather(scales, ids), DynamicDequantize
+Gather(table, ids)    -> GatherDequantize(ids, packed weights)
 
 A table may also be the weights of a product, transposed, as in the last layer of a language model. The product has the
-same codes, packed. Then they are stored only once: GatherND collects the quads of a row from the packed weights.
+same codes, packed. Then they are stored only once.
 
 Standard operators would be a Cast and a Mul, one pass more: with 512 tokens of 768 channels, these take longer than the
 Gather of floats.
@@ -19,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..operators.packing import pack_columns, packed_shape
+from ..operators.packing import is_whole, pack_columns, packed_shape
 from ..opsets import OPSET
 from ..rewriter.analysis.evaluation import evaluate
 from ..rewriter.analysis.nodes import producer_of
 from ..rewriter.edit import Edit, call
-from ..rewriter.packed_rows import gathered_codes, is_whole
 from ..rewriter.policy.cost import is_small_table
 from ..rewriter.reasons import Reason, Unconverted
 from ..rewriter.rule import Context, Rule
@@ -103,30 +103,19 @@ def _build(match: _Embedding, edit: Edit) -> None:
         edit.facts.note(new, tensor.dtype, None if lead is None else ir.Shape([*lead, *tensor.shape.numpy()[1:]]))
         return new
 
-    codes = _gathered_quads(match, edit)
-    inputs = [gathered("codes") if codes is None else codes, gathered("scales")]
-    inputs.append(edit.add_constant(np.zeros((), np.int8), before=node))
-    depth = rows.codes.shape.numpy()[1]
-    main = call("DynamicDequantize", inputs, qtype="per_group", axis=-1, block_size=depth)
+    zero_point = edit.add_constant(np.zeros((), np.int8), before=node)
+    count, depth = rows.codes.shape.numpy()
+    packed = None
+    if ids is not None and is_whole(depth, 8):
+        packed = shared.find(packed_shape(depth, count), lambda: pack_columns(rows.codes.numpy().view(np.uint8)))
+    if ids is None or packed is None:
+        inputs = [gathered("codes"), gathered("scales"), zero_point]
+        main = call("DynamicDequantize", inputs, qtype="per_group", axis=-1, block_size=depth)
+    else:
+        scales = shared.of(rows.scales.numpy().reshape(1, count), edit)
+        main = call("GatherDequantize", [ids, packed, zero_point, scales])
     edit.replace(old, edit.insert_main(main, before=node))
     edit.note = "8-bit rows of a table"
-
-
-def _gathered_quads(match: _Embedding, edit: Edit) -> ir.Value | None:
-    """Returns the codes of the rows, int8 [..., K], from packed weights of a product; None if no product has them."""
-    codes = match.rows.codes
-    count, depth = codes.shape.numpy()
-    ids, old = edit.node.inputs[1], edit.node.outputs[0]
-    if ids is None or ids.shape is None or not is_whole(depth, 8):
-        return None
-    packed = edit.shared(SharedInitializers).find(
-        packed_shape(depth, count), lambda: pack_columns(codes.numpy().view(np.uint8))
-    )
-    if packed is None:
-        return None
-    rows = gathered_codes(packed, ids, count, depth, 8, edit)
-    edit.facts.note(rows, ir.DataType.INT8, old.shape)
-    return rows
 
 
 def rule(options: Options) -> Rule[_Embedding]:

@@ -429,6 +429,23 @@ struct Recurrence {
   static constexpr int64_t kWrongSizes[] = {0, -1, kHuge, kLowest};
 };
 
+// GatherDequantize: its table.
+struct Lookup {
+  int64_t columns, lines, groups;
+
+  explicit Lookup(Bytes& bytes)
+      : columns(1 + static_cast<int64_t>(bytes.below(80))),
+        lines(static_cast<int64_t>(bytes.below(40))),
+        groups(bytes.one_in(2)   ? 1
+               : bytes.one_in(2) ? std::max(lines, int64_t{1})
+                                 : 4) {}
+
+  Shape shape_of_input(Bytes& bytes, size_t index) const {
+    if (index == 1) return shape_of({(columns + 15) / 16, lines, 16, 4});
+    return index == 2 && bytes.one_in(4) ? shape_of({1}) : shape_of({groups, columns});
+  }
+};
+
 // ChannelGate: the numbers between its products.
 struct Gate {
   int64_t hidden;
@@ -1034,6 +1051,15 @@ void fill_any(Bytes& bytes, Given& given, size_t index, bool special, float scal
   }
 }
 
+// Most ids of GatherDequantize are columns.
+void fill_ids(Bytes& bytes, Given& given, int64_t columns) {
+  const auto make = [&](size_t) {
+    return bytes.one_in(256) ? columns : bytes.any<uint16_t>() % (2 * columns) - columns;
+  };
+  if (given.type == dynq::kInt64) fill<int64_t>(given, make);
+  if (given.type == dynq::kInt32) fill<int32_t>(given, [&](size_t i) { return static_cast<int32_t>(make(i)); });
+}
+
 // A row's extreme is often a zero: the first one counts.
 void fill_with_zeros(Bytes& bytes, Given& given) {
   const float others = bytes.one_in(2) ? 1.0f : -1.0f;
@@ -1109,6 +1135,8 @@ Problem make_problem(Bytes& bytes) {
       if (!bytes.one_in(16)) src.dims[1] *= stride;
     }
   }
+  std::optional<Lookup> lookup;
+  if (name == "GatherDequantize") lookup.emplace(bytes);
   std::optional<Gate> gate;
   if (name == "ChannelGate") gate.emplace(bytes, problem.attributes, src);
   const bool is_tail = product || conv;
@@ -1147,6 +1175,7 @@ Problem make_problem(Bytes& bytes) {
                   : recurrence                    ? recurrence->shape_of_input(bytes, i, src)
                   : mixture                       ? mixture->shape_of_input(bytes, i, src)
                   : gate                          ? gate->shape_of_input(i, src)
+                  : lookup                        ? lookup->shape_of_input(bytes, i)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
     if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
@@ -1155,6 +1184,7 @@ Problem make_problem(Bytes& bytes) {
     if (!is_small(given.shape)) given.shape = shape_of({1});
     if (given.type != dynq::kNone) fill_any(bytes, given, i, special, scale);
     if (program && !is_tail && i == 0 && given.type == dynq::kFloat && bytes.one_in(8)) fill_with_zeros(bytes, given);
+    if (lookup && i == 0) fill_ids(bytes, given, lookup->columns);
     if (conv && given.type != dynq::kNone) conv->change(bytes, i, given.exact, given.offset);
     problem.inputs.push_back(std::move(given));
   }

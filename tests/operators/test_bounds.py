@@ -28,7 +28,7 @@ from arena import Arena
 from cases import FITTING, Given
 from cases.channel_gate import PROGRAMS as GATES
 from cases.quantized_attention import attributes as attention_attributes
-from helpers import SIGNATURES, Array, Shape, assert_same, every, handwritten, make_session, parse
+from helpers import SIGNATURES, TYPES, Array, Shape, assert_same, every, handwritten, make_session, parse
 
 from ort_dynq import DynqError, kernels, library
 from ort_dynq.operators import OPERATORS, Operator, Signature
@@ -39,7 +39,6 @@ IDS = [f"{operator.name}-{'-'.join((*signature.inputs, *signature.outputs))}" fo
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 PRODUCTS = ("QuantizedMatMul", "QuantizedConv", "QuantizedMatMulProgram", "QuantizedConvProgram")
 ELEMENTWISE = [(pair, id_) for pair, id_ in zip(SIGNATURES, IDS, strict=True) if pair[0].name not in PRODUCTS]
-TEXTS = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32"}
 # Every tail of vectors of 4 to 32 elements, whole vectors, and both sides of tiles of 64, 96 and 128.
 LENGTHS = (*range(1, 36), 47, 48, 49, *range(63, 67), 96, 97, *range(127, 130))
 
@@ -93,7 +92,7 @@ def inputs_of(
         ]
         given = [(1, 1, 1, 1) if i in floats else one for i, one in enumerate(given)]
     return [
-        one if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))
+        one.astype(type_) if isinstance(one, np.ndarray) else np.asarray(values(rng, operator, index, type_, one))
         for index, (type_, one) in enumerate(zip(signature.inputs, given, strict=False))
     ]
 
@@ -243,6 +242,17 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
             (-(2**63), 1),
         ):
             yield [(2, 4)], {"axis": axis, "count": axes}, [(2, 4, 5, 3)] if (axis, axes) in ((3, 1), (1, 3)) else []
+        return
+    if operator.name == "GatherDequantize":
+        table: list[Given] = [np.array([19]), (2, 3, 16, 4), (2, 20), (2, 20)]
+        for index, wrong in (
+            (0, [np.array([20]), np.array([[0, -21]]), np.array(2**62), np.zeros((1,) * 16, np.int64)]),
+            (1, [(), (24,), (1, 3, 16, 4), (3, 3, 16, 4), (2, 3, 4, 16), (1, 2, 3, 16, 4)]),
+            (2, [(0,), (2,), (20,), (2, 19), (1, 20), (2, 20, 1)]),
+            (3, [(), (20,), (0, 20), (2, 16), (2, 33), (5, 20), (1, 2, 20)]),
+        ):
+            for given in wrong:
+                yield [*table[:index], given, *table[index + 1 :]], {}, table
         return
     if operator.name == "Interleave":
         for shape in (
@@ -506,8 +516,8 @@ def node(operator: Operator, signature: Signature, given: Attributes) -> onnx.Mo
     texts = ", ".join(
         f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in given.items()
     )
-    heads = ", ".join(f"{TEXTS[type_]}[] {name}" for type_, name in zip(signature.inputs, names, strict=True))
-    tails = ", ".join(f"{TEXTS[type_]}[] y{i}" for i, type_ in enumerate(signature.outputs))
+    heads = ", ".join(f"{TYPES[type_]}[] {name}" for type_, name in zip(signature.inputs, names, strict=True))
+    tails = ", ".join(f"{TYPES[type_]}[] y{i}" for i, type_ in enumerate(signature.outputs))
     outputs = ", ".join(f"y{i}" for i in range(len(signature.outputs)))
     return parse(
         heads, tails, f"{outputs} = ort_dynq.{operator.name}{f'<{texts}>' if texts else ''}({', '.join(names)})"
@@ -544,12 +554,12 @@ def test_wrong_shapes(backend: str, operator: Operator) -> None:
 def types_of_inputs(known: set[tuple[str, ...]], count: int) -> Iterator[tuple[str, ...]]:
     """All combinations of up to 3 types; of more types, some that differ from a signature in one."""
     if count <= 3:
-        yield from itertools.product(TEXTS, repeat=count)
+        yield from itertools.product(TYPES, repeat=count)
         return
     found = set()
     signatures = sorted(known)
     for i in range(count):
-        for inputs, changed in itertools.product(signatures[i % len(signatures) :: count], TEXTS):
+        for inputs, changed in itertools.product(signatures[i % len(signatures) :: count], TYPES):
             types = [*inputs, "float32"][:count]
             types[i] = changed
             found.add(tuple(types))

@@ -48,6 +48,8 @@ def arrays_of(operator: Operator) -> list[Array]:
         return compressed_inputs(rng, ("int8", "int8"), (1, 1, 1, 4, 2, 2, 2), has_zero_points=False)
     if operator.name == "CompressedMatMul":
         return compressed_operands(np.random.default_rng(0), "int8", (4,), 2, 1, 2)
+    if operator.name == "GatherDequantize":
+        return [np.arange(2), np.ones((1, 1, 16, 4), np.int8), np.ones(1, np.int8), np.ones((1, 2), np.float32)]
     if operator.name == "Interleave":
         return [np.ones((4, 2, 3), np.float32)]
     if operator.name == "ChannelGate":

@@ -146,6 +146,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.TwoTermQuantize": 2,
         "ort_dynq.QuantizedMatMul": 16,
         "ort_dynq.QuantizedMatMulProgram": 4,
+        "ort_dynq.GatherDequantize": 2,
     },
     "optimum_whisper": {
         "ort_dynq.DynamicQuantizeLinear": 13,
@@ -164,7 +165,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     },
     "ort_nbits": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMulProgram": 1, "ort_dynq.QuantizedMatMul": 1},
     "ort_optimized": {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 6},
-    "ort_tied_embedding": PRODUCT | {"ort_dynq.DynamicDequantize": 1},
+    "ort_tied_embedding": PRODUCT | {"ort_dynq.GatherDequantize": 1},
     "ort_uint8_opset10": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "padded_images": convolutions(1, 1),
     "pt2e_dynamic": {"ort_dynq.QuantizedMatMul": 1} | MIN_MAX,

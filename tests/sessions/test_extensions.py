@@ -29,7 +29,7 @@ from cases.quantized_experts import expert_inputs
 from cases.quantized_matmul import matmul_inputs
 from cases.word_conv import word_conv_inputs
 from cases.word_matmul import word_inputs
-from helpers import SIGNATURES, Array, assert_same, diagonals, handwritten, make_session, parse
+from helpers import SIGNATURES, TYPES, Array, assert_same, diagonals, handwritten, make_session, parse
 from recurrence import recurrence_inputs
 
 import ort_dynq
@@ -41,8 +41,6 @@ from ort_dynq.cli import main
 from ort_dynq.operators import OPERATORS, VERSION, Operator, Signature
 from ort_dynq.rewriter.analysis.standard import OWN_RECURRENCES
 from ort_dynq.session import InferenceSession
-
-TYPES = {"float32": "float", "float16": "float16", "uint8": "uint8", "int8": "int8", "int16": "int16", "int32": "int32"}
 
 SRC = np.float32([[-3, 0.5, 1.5], [2.5, 90, 300]])
 FEEDS = {"src": SRC, "scale": np.array(1, np.float32), "zp": np.array(1, np.uint8)}
@@ -131,6 +129,9 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
         return expert_inputs(rng, (7, 32), 3, 48, bits=8, program="dst = x", **kinds)
     if operator.name == "CompressedAttention":
         return compressed_inputs(rng, (types[1], types[4]), (2, 4, 2, 3, 5, 8, 6), (2, 1), float_type=types[0])
+    if operator.name == "GatherDequantize":
+        ids = np.array([[3, -1], [0, 19]], types[0])
+        return [ids, rng.integers(-9, 9, (2, 8, 16, 4), np.int8), np.ones(1, np.int8), np.ones((2, 20), types[3])]
     if operator.name == "Interleave":
         return [rng.normal(0, 1, (2, 4, 5)).astype(types[0])]
     if operator.name == "ChannelGate":

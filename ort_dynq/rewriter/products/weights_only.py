@@ -91,9 +91,7 @@ def build_weights_only(match: WeightsOnlyProduct, edit: Edit) -> None:
     packed, zero_point = map(stored, (weights.packed, weights.weight_zero_point))
     column_scale = stored(weights.column_scale, match.alpha)
     columns = weights.columns
-    edit.shared(TiedTables).found[weights.root] = TiedTable(
-        weights.depth, columns, weights.bits, weights.block_size, packed, zero_point, column_scale
-    )
+    edit.shared(TiedTables).found[weights.root] = TiedTable(columns, weights.bits, packed, zero_point, column_scale)
     # Without sums, QuantizedMatMul computes them: those of many blocks take as long to read.
     sums = shared.of(np.empty((0, columns), np.int32), edit) if group_size else stored(weights.column_sums)
     bias = np.full(columns, -0.0, dtype.numpy()) if match.bias is None else match.bias

@@ -309,11 +309,8 @@ def _has_rows_as_columns(dequantizer: Dequantizer, product: MatrixProduct) -> bo
 
 
 def is_rows_of(node: ir.Node, table: ir.Value) -> bool:
-    """Returns whether a node gathers rows of a table, by numbers of known rank."""
-    if not is_standard(node, "Gather") or node.inputs[0] is not table or node.attributes.get_int("axis", 0) != 0:
-        return False
-    ids = node.inputs[1]
-    return ids is not None and ids.shape is not None and len(ids.shape) > 0
+    """Returns whether a node gathers rows of a table."""
+    return is_standard(node, "Gather") and node.inputs[0] is table and node.attributes.get_int("axis", 0) == 0
 
 
 def _multiplies_like(node: ir.Node, other: MatrixProduct) -> bool:

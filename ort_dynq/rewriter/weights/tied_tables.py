@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...graphs import MICROSOFT
+from ...operators.packing import is_whole
 from ..analysis.inference import Facts
 from ..analysis.nodes import first_inputs, producer_of
 from ..analysis.standard import RESHAPES
-from ..packed_rows import is_whole
 
 _MOVES = ("Identity", *RESHAPES)
 
@@ -23,14 +23,12 @@ class TiedTable:
     """The weights of a product that rows can be gathered from.
 
     Attributes:
-        depth, columns, bits, block_size: Those of the product; a column is a row of the table.
+        columns, bits: Those of the product; a column is a row of the table.
         packed, zero_point, scale: The weights as QuantizedMatMul has them.
     """
 
-    depth: int
     columns: int
     bits: int
-    block_size: int
     packed: ir.Value
     zero_point: ir.Value
     scale: ir.Value
@@ -66,7 +64,7 @@ def is_table_of(node: ir.Node, product: ir.Node) -> bool:
     depth, columns, bits = of_product("K", 0), of_product("N", 0), of_product("bits", 4)
     size = of_product("block_size", 0)
     data, ids, *parameters = first_inputs(node, 4)
-    if data is None or ids is None or data.shape is None or ids.shape is None or data.dtype != ir.DataType.UINT8:
+    if data is None or ids is None or data.shape is None or data.dtype != ir.DataType.UINT8:
         return False
     others = first_inputs(product, 4)[2:]
     has_same = all(root_of(one) is root_of(other) for one, other in zip(parameters, others, strict=True))
@@ -74,5 +72,4 @@ def is_table_of(node: ir.Node, product: ir.Node) -> bool:
     given = number("bits", 4), number("block_size", 128), number("gather_axis", 0), number("quantize_axis", 1) % 2
     is_matrix = data.shape == (columns, depth * bits // 8)
     fits = is_whole(depth, bits) and size > 0 and depth % size == 0
-    fits = fits and ids.shape.rank() > 0  # in functions, DequantizeLinear has no blocks of one scale
     return has_same and is_code and given == (bits, size, 0, 1) and is_matrix and fits

@@ -215,11 +215,11 @@ class _FormSearch:
             all of them have it.
         """
         layers = self._layers_of(first.model)
-        if embeddings := [each.node for each in first.report.rewritten if each.operator == "DynamicDequantize"]:
+        if embeddings := {each.node: each.operator for each in first.report.rewritten if each.rule == "embedding"}:
             # All of them at once, without products: their noise is small.
             outputs = self._candidate("", self.quantize(Forms(floats=frozenset(layers))).model).outputs
             joint = worst_snr(outputs)
-            layers |= {name: LayerAccuracy(name, "DynamicDequantize", None, joint) for name in embeddings}
+            layers |= {name: LayerAccuracy(name, str(operator), None, joint) for name, operator in embeddings.items()}
         better: dict[str, dict[str, LayerAccuracy]] = {}
         wholes: dict[str, Result] = {}
         for number, rung in enumerate(RUNGS[: RUNGS.index(FLOAT)], 1):
