@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,25 +67,22 @@ class View:
         """Returns the value if a node only moves its elements, or casts floats; None if it does anything else."""
         node = self.value.producer()
         source = node.inputs[0] if node is not None and node.inputs else None
-        if node is None or source is None or source.shape is None:
-            return None
-        if is_float_cast(node):
-            return View(source, self.axes)
-        if is_standard(node, "Transpose"):
-            perm = _permutation(node, len(self.axes))
-            return View(source, tuple(self.axes[perm.index(i)] for i in range(len(perm))))
-        return self._reshaped(node, source)
+        return None if node is None or source is None else self._across(node, source, np.argsort)
 
     def after(self, node: ir.Node) -> View | None:
         """Returns the output of a node that only moves the elements, or casts floats; None if it does anything else."""
-        output = node.outputs[0]
-        if output.shape is None or node.inputs[0] is not self.value:
+        return self._across(node, node.outputs[0], list) if node.inputs[0] is self.value else None
+
+    def _across(self, node: ir.Node, to: ir.Value, order: Callable[[Sequence[int]], Iterable[int]]) -> View | None:
+        """Returns the other side of a node; `order`: the order of its axes, of the permutation of a Transpose."""
+        if to.shape is None:
             return None
         if is_float_cast(node):
-            return View(output, self.axes)
+            return View(to, self.axes)
         if is_standard(node, "Transpose"):
-            return View(output, tuple(self.axes[i] for i in _permutation(node, len(self.axes))))
-        return self._reshaped(node, output)
+            given = node.attributes.get_ints("perm", range(len(self.axes))[::-1])
+            return View(to, tuple(self.axes[i] for i in order(given)))
+        return self._reshaped(node, to)
 
     def _reshaped(self, node: ir.Node, to: ir.Value) -> View | None:
         """Returns the other side of a node that keeps the order of elements; None if it does not.
@@ -120,10 +117,6 @@ def skip_casts(value: ir.Value) -> ir.Value:
     while (node := value.producer()) is not None and is_float_cast(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
-
-
-def _permutation(node: ir.Node, rank: int) -> list[int]:
-    return list(node.attributes.get_ints("perm", range(rank)[::-1]))
 
 
 def _term_of(value: ir.Value) -> ir.Value:

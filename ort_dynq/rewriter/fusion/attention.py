@@ -37,7 +37,7 @@ from .attention_build import FLOAT, MIN_QUERIES, Match, Operand, build, can_be_p
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
 from .score_steps import MAX_NUMBER, Added, Masked, may_mask_rows, split_scalars
-from .scores import Attention, Lost, Part, attention_of, shapes_of
+from .scores import Attention, Part, attention_of, shapes_of
 from .sources import Source, sources_of
 
 _Sources = tuple[list[Source], list[Source], list[Source]]  # of query, key and value
@@ -54,8 +54,8 @@ def _match(node: ir.Node, context: Context, *, quantizes: bool = False) -> Match
     found = attention_of(node, context) if operator is None else operator
     if found is None:
         return None
-    if isinstance(found, Lost):
-        raise Unconverted(found.reason, value=found.value.name)
+    if isinstance(found, Unconverted):
+        raise found
     if any(map(context.facts.is_constant, (found.key.value, found.value.value))):
         return None
     return _exported(found, context, quantizes=quantizes)

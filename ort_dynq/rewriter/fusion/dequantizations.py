@@ -13,7 +13,6 @@ from ...graphs import operator_of
 from ...operators import DOMAIN
 from ..analysis.nodes import first_inputs, is_standard, producer_of
 from ..analysis.shapes import has_one_element, is_equal, is_unnamed
-from ..analysis.standard import SUMS
 from ..views import FLOATS, Axes, Axis, Dim, aligned, dims_of, leaves, skip_casts
 
 MIDDLES = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0, ir.DataType.UINT4: 8, ir.DataType.INT4: 0}
@@ -77,16 +76,14 @@ class Dequantization:
                 shared = size // dim
             if self.block and i == self.axis and shared != self.block:
                 return None
-            if dim == 1:
-                axis = ()
-            elif shared > 1:
-                parts = aligned(axis, (dim, shared))
-                if parts is None:
+            if dim != 1 and shared > 1:
+                groups = aligned(axis, (dim, shared))
+                if groups is None:
                     return None
-                axis = parts[0]
-            elif not is_equal(dim, size) and not ({*leaves([axis])} & of_tokens and _may_equal(dim, size)):
+                axis = groups[0]
+            elif dim != 1 and not is_equal(dim, size) and not ({*leaves([axis])} & of_tokens and _may_equal(dim, size)):
                 return None
-            found.append(axis)
+            found.append(() if dim == 1 else axis)
         return tuple(found)
 
 
@@ -105,7 +102,7 @@ def dequantization_of(value: ir.Value) -> Dequantization | None:
         return _of_linear(node)
     if is_standard(node, "Mul"):
         return _of_product(node)
-    for i in (0, 1) if is_standard(node, "Add") else (0,) if is_standard(node, *SUMS) else ():
+    for i in (0, 1) if is_standard(node, "Add") else (0,) if is_standard(node, "Sub") else ():
         product, offset = node.inputs[i], node.inputs[1 - i]
         mul = None if product is None else producer_of(skip_casts(product), "Mul")
         found = None if mul is None else _of_product(mul)
@@ -116,17 +113,14 @@ def dequantization_of(value: ir.Value) -> Dequantization | None:
 
 def _of_linear(node: ir.Node) -> Dequantization | None:
     """Returns the dequantization of DequantizeLinear or DynamicDequantize."""
-    codes, scale, zero = first_inputs(node, 3)
-    found = None if codes is None or scale is None else _with_zero(Dequantization(codes, scale), zero)
+    found = _made_of(*first_inputs(node, 3))
     if found is None or node.attributes.get_int("output_dtype", 0) not in (0, *map(int, FLOATS)):
         return None
-    is_one = node.attributes.get_string("qtype", "per_channel") == "per_tensor"
     rank = len(dims_of(found.codes))
-    if is_one or not rank:
+    if node.attributes.get_string("qtype", "") == "per_tensor" or not rank:
         return found if all(has_one_element(each, 1) for each in found.parameters) else None
-    return replace(
-        found, axis=node.attributes.get_int("axis", 1) % rank, block=node.attributes.get_int("block_size", 0)
-    )
+    axis, block = node.attributes.get_int("axis", 1) % rank, node.attributes.get_int("block_size", 0)
+    return replace(found, axis=axis, block=block)
 
 
 def _of_product(node: ir.Node) -> Dequantization | None:
@@ -138,20 +132,19 @@ def _of_product(node: ir.Node) -> Dequantization | None:
         if sub is not None:
             value, zero = sub.inputs
             zero = None if zero is None else codes_of_cast(zero) or skip_casts(zero)
-        codes = codes_of_cast(value)
-        found = None if codes is None else _with_zero(Dequantization(codes, skip_casts(scale)), zero)
-        if found is not None:
+        if (found := _made_of(codes_of_cast(value), skip_casts(scale), zero)) is not None:
             return found
     return None
 
 
-def _with_zero(found: Dequantization, zero: ir.Value | None) -> Dequantization | None:
-    """Returns a dequantization with a zero point, if one is given; None if its types are not those of one."""
-    if found.codes.dtype not in MIDDLES or found.scale.dtype not in FLOATS:
+def _made_of(codes: ir.Value | None, scale: ir.Value | None, zero: ir.Value | None) -> Dequantization | None:
+    """Returns the dequantization of codes, with a zero point if one is given; None if it has other types."""
+    if codes is None or scale is None or codes.dtype not in MIDDLES or scale.dtype not in FLOATS:
         return None
-    if zero is None or zero.dtype == found.codes.dtype:
-        return replace(found, zero_point=zero)
-    return replace(found, zero=zero) if zero.dtype in (*MIDDLES, *FLOATS, ir.DataType.INT32) else None
+    if zero is None or zero.dtype == codes.dtype:
+        return Dequantization(codes, scale, zero)
+    is_number = zero.dtype in (*MIDDLES, *FLOATS, ir.DataType.INT32)
+    return Dequantization(codes, scale, zero=zero) if is_number else None
 
 
 def codes_of_cast(value: ir.Value | None) -> ir.Value | None:

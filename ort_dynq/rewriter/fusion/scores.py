@@ -21,10 +21,10 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import factors_of
 from ..analysis.shapes import axes_of as reduced_axes
-from ..analysis.shapes import does_not_grow, is_equal
+from ..analysis.shapes import does_not_grow, is_equal, unexpanded
 from ..analysis.standard import ARITHMETIC, BENT, COMMUTATIVE, FUNCTIONS, SCALING, STACKED_PRODUCTS, SUMS
 from ..analysis.values import Values
-from ..reasons import Reason
+from ..reasons import Reason, Unconverted
 from ..rule import Context
 from ..views import Axes, Axis, View, axes_of, broadcast, dims_of, leaves, operands_of, rename
 from .score_steps import MAX_NUMBER, Added, Floor, Masked, Scalar, Step, Steps, Tanh, split_steps
@@ -92,19 +92,6 @@ class Attention:
     window: int = 0
 
 
-@dataclass(frozen=True)
-class Lost:
-    """Attention that has no form of these, and the value where it is lost.
-
-    Attributes:
-        value: The value.
-        reason: What is not known of it.
-    """
-
-    value: ir.Value
-    reason: Reason
-
-
 @dataclass
 class _Scores:
     """The product of query and key, a number by which it is multiplied, and what changes it, the innermost first."""
@@ -136,8 +123,8 @@ class _Walk:
     is_mixed: bool = False
 
 
-def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
-    """Returns the attention with a softmax that ends in a node; None if there is none.
+def attention_of(node: ir.Node, context: Context) -> Attention | Unconverted | None:
+    """Returns the attention with a softmax that ends in a node, or why it has no form of these; None for other nodes.
 
     Casts from floats to floats may stand between the nodes, as in float16 models. Attention without a softmax is lost
     in its second product.
@@ -147,7 +134,7 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
     if p is None or not users:
         return _without_softmax(node, context)
     if p.shape is None:
-        return Lost(p, Reason.ATTENTION_AXES) if _is_factor(p, context) else None
+        return _lost(p, Reason.ATTENTION_AXES) if _is_factor(p, context) else None
     if len(p.shape) < 2:
         return None
     axes = axes_of(p.shape)
@@ -159,9 +146,9 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
     if scores is None:
         lost = walk.lost
         is_attention = lost is not None and not (walk.is_mixed and _product_before(lost, context, mixed=True) is None)
-        return Lost(lost, Reason.ATTENTION_SCORES) if lost is not None and is_attention else None
+        return _lost(lost, Reason.ATTENTION_SCORES) if lost is not None and is_attention else None
     if isinstance(after, ir.Value):
-        return Lost(after, Reason.ATTENTION_WEIGHTS)
+        return _lost(after, Reason.ATTENTION_WEIGHTS)
     query, key = scores.query, scores.key
     if {*leaves(axes[-1:])} & {*query.order}:
         query, key = key, query
@@ -182,6 +169,10 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Lost | None:
         softcap,
         steps,
     )
+
+
+def _lost(value: ir.Value, reason: Reason) -> Unconverted:
+    return Unconverted(reason, value=value.name)
 
 
 def _softmax_of(node: ir.Node) -> tuple[ir.Node, ...]:
@@ -296,18 +287,18 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
     if other is None:
         return None
     if node.op_type in SUMS:
-        other = _unexpanded(other, value)
+        other = unexpanded(other, value) or other
         found = _broadcast(other, value, axes)
         return None if found is None else Added(other, *found, is_half, node.op_type == "Sub")
     if node.op_type in SCALING:
         found = _broadcast(other, value, axes)
         return None if found is None else Scalar(other, node.op_type == "Div", found[0])
     number = constant_scalar(other)
-    if number is None or not number < 0 or not does_not_grow(_unexpanded(other, value), value):
+    if number is None or not number < 0 or not does_not_grow(unexpanded(other, value) or other, value):
         return None
     if node.op_type == "Max":
         return Floor(number) if number <= MAX_NUMBER else None
-    condition = None if node.inputs[0] is None else _unexpanded(node.inputs[0], value)
+    condition = None if node.inputs[0] is None else unexpanded(node.inputs[0], value) or node.inputs[0]
     found = None if condition is None else _broadcast(condition, value, axes)
     return None if condition is None or found is None else Masked(condition, index == 1, number, *found)
 
@@ -332,17 +323,6 @@ def _broadcast(value: ir.Value, scores: ir.Value, axes: Axes) -> tuple[Axes, boo
     found, dims = broadcast(value, axes), dims_of(value)
     pairs = zip(reversed(dims), reversed(dims_of(scores)), strict=False)
     return None if found is None else (found.axes, all(a == 1 or is_equal(a, b) for a, b in pairs))
-
-
-def _unexpanded(value: ir.Value, scores: ir.Value) -> ir.Value:
-    """Returns the input of an Expand to the shape of scores: the operation with the scores expands it by itself."""
-    expand = producer_of(value, "Expand")
-    shape = None if expand is None else producer_of(expand.inputs[1], "Shape")
-    if expand is None or shape is None or shape.inputs[0] is not scores:
-        return value
-    if "end" in shape.attributes or shape.attributes.get_int("start", 0) != 0:
-        return value
-    return value if expand.inputs[0] is None else expand.inputs[0]
 
 
 def _product_of(softmax: ir.Node, axes: Axes, walk: _Walk) -> tuple[ir.Node, int, View, bool] | ir.Value:
@@ -398,13 +378,13 @@ def _is_of_activations(node: ir.Node, context: Context) -> bool:
     return labels_of(node) is not None and not any(map(context.facts.is_constant, node.inputs))
 
 
-def _without_softmax(product: ir.Node, context: Context) -> Lost | None:
+def _without_softmax(product: ir.Node, context: Context) -> Unconverted | None:
     """Returns the weights of attention that are made of scores by other functions than a softmax over the keys."""
     if not _is_of_activations(product, context):
         return None
     for weights in product.inputs:
         if weights is not None and _product_before(weights, context, mixed=False) is not None:
-            return Lost(weights, Reason.ATTENTION_SOFTMAX)
+            return _lost(weights, Reason.ATTENTION_SOFTMAX)
     return None
 
 
