@@ -23,6 +23,26 @@ struct Codes8 {
   static V::I load_part(const uint8_t* p, int64_t n) { return V::load_codes_part<kKind>(p, n); }
 };
 
+// Of a kind that is known at run time. Kernels that divide, or wrap around, have one copy for both kinds; others would
+// take up to 5 % longer.
+struct AnyCodes8 : Codes8<kU8> {
+  CodeKind kind;
+  explicit AnyCodes8(CodeKind kind_) : kind(kind_) {}
+
+  Packed pack(V::I ab, V::I cd) const {
+    if (kind == kU8) return V::pack8<kU8>(ab, cd);
+    return V::pack8<kS8>(ab, cd);
+  }
+  void store1(uint8_t* p, V::I a, V::I zp) const {
+    if (kind == kU8) return V::store1<kU8>(p, a, zp);
+    V::store1<kS8>(p, a, zp);
+  }
+  void store_part(uint8_t* p, V::I a, V::I zp, int64_t n) const {
+    if (kind == kU8) return V::store_part<kU8>(p, a, zp, n);
+    V::store_part<kS8>(p, a, zp, n);
+  }
+};
+
 // Rows have at least kMinColumnsOf4Bits columns. pack() has no upper clip: no code exceeds the highest one. `Vector`
 // is V, which needs store_32_codes4 only if kHasShortRows.
 template <CodeKind kKind, class Vector = V>

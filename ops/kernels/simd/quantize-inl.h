@@ -92,11 +92,11 @@ class Quantizers {
 
 // Stores Codes::kWhole elements of a row; pair(i) computes the i-th pair of vectors. The last pair is computed first:
 // rows of 4-bit codes take up to 10 % less time than in ascending order (AMD Zen 5).
-template <class Codes, bool kStream, class Pair>
-void store_whole(uint8_t* dst, const Pair& pair) {
+template <bool kStream, class Codes, class Pair>
+void store_whole(const Codes& codes, uint8_t* dst, const Pair& pair) {
   const auto packed = [&](int64_t i) {
     const V::I second = pair(2 * i + 1), first = pair(2 * i);
-    return Codes::pack(first, second);
+    return codes.pack(first, second);
   };
   if constexpr (Codes::kBits == 8) {
     Codes::template store<kStream>(dst, packed(0));
@@ -115,7 +115,7 @@ int64_t rows_per_store(const QuantizeBlock& block) {
 }
 
 template <class Floats, class Quantizer, class Codes, bool kStream>
-void quantize_rows_with(const QuantizeBlock& block) {
+void quantize_rows_with(const QuantizeBlock& block, Codes codes) {
   constexpr int64_t L = V::kLanes;
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.rows);
   const auto* floats = static_cast<const typename Floats::Element*>(block.src);
@@ -128,7 +128,7 @@ void quantize_rows_with(const QuantizeBlock& block) {
   if (const int64_t together = kStream ? 1 : rows_per_store<Codes>(block); together > 1) {
     const int shift = block.cols == 2 * L ? 0 : 1;  // a row has one pair, or two
     for (; row + together <= block.rows; row += together)
-      store_whole<Codes, kStream>(Codes::at(block.dst, row * block.stride), [&](int64_t i) {
+      store_whole<kStream>(codes, Codes::at(block.dst, row * block.stride), [&](int64_t i) {
         return pair_at(floats + row * block.stride + i * 2 * L, quantizers.of_row(row + (i >> shift)));
       });
   }
@@ -139,7 +139,7 @@ void quantize_rows_with(const QuantizeBlock& block) {
     const auto pair = [&](int64_t i) { return pair_at(src + i, quantizer); };
     if (block.cols >= Codes::kWhole) {
       cover(0, block.cols, Codes::kWhole, [&](int64_t first) {
-        store_whole<Codes, kStream>(dst(first), [&](int64_t i) { return pair(first + i * 2 * L); });
+        store_whole<kStream>(codes, dst(first), [&](int64_t i) { return pair(first + i * 2 * L); });
       });
     } else if constexpr (Codes::kBits == 4) {
       if constexpr (Codes::kHasShortRows)
@@ -147,17 +147,17 @@ void quantize_rows_with(const QuantizeBlock& block) {
           Codes::store_least(dst(i), Codes::pack(pair(i), pair(i + kMinColumnsOf4Bits - 2 * L)));
         });
     } else if (block.cols >= L) {
-      cover(0, block.cols, L,
-            [&](int64_t i) { Codes::store1(dst(i), quantizer(Floats::load(src + i)), quantizer.zp); });
+      cover(0, block.cols, L, [&](int64_t i) { codes.store1(dst(i), quantizer(Floats::load(src + i)), quantizer.zp); });
     } else {
-      Codes::store_part(dst(0), quantizer(Floats::load_part(src, block.cols)), quantizer.zp, block.cols);
+      codes.store_part(dst(0), quantizer(Floats::load_part(src, block.cols)), quantizer.zp, block.cols);
     }
   }
 }
 
 // kRows rows: they share the loads of the columns' parameters.
 template <class Floats, int kRows, class Codes, bool kStream, class Quantizer>
-void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock& block, int64_t first_row) {
+void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock& block, Codes codes,
+                   int64_t first_row) {
   const int64_t cols = block.cols, stride = block.stride;
   const auto* src = static_cast<const typename Floats::Element*>(block.src) + first_row * stride;
   constexpr int64_t L = V::kLanes;
@@ -176,7 +176,7 @@ void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock&
     V::I first[kRows], second[kRows];
     pairs_at(i, first);
     pairs_at(k, second);
-    for (int64_t row = 0; row < kRows; ++row) use(row, Codes::pack(first[row], second[row]));
+    for (int64_t row = 0; row < kRows; ++row) use(row, codes.pack(first[row], second[row]));
   };
   const auto whole = [&](int64_t i) {
     if constexpr (Codes::kBits == 8) {
@@ -204,30 +204,31 @@ void quantize_tile(const Quantizers<Quantizer>& quantizers, const QuantizeBlock&
     const auto one = [&](int64_t i) {
       const Quantizer quantizer = quantizers.of_columns(i);
       for (int64_t row = 0; row < kRows; ++row)
-        Codes::store1(dst(row, i), quantizer(Floats::load(src + row * stride + i)), quantizer.zp);
+        codes.store1(dst(row, i), quantizer(Floats::load(src + row * stride + i)), quantizer.zp);
     };
     if (cols >= L) return cover(0, cols, L, one);
     const Quantizer quantizer = quantizers.of_first_columns(cols);
     for (int64_t row = 0; row < kRows; ++row)
-      Codes::store_part(dst(row, 0), quantizer(Floats::load_part(src + row * stride, cols)), quantizer.zp, cols);
+      codes.store_part(dst(row, 0), quantizer(Floats::load_part(src + row * stride, cols)), quantizer.zp, cols);
   }
 }
 
 template <class Floats, class Quantizer, class Codes, bool kStream>
-void quantize_columns_with(const QuantizeBlock& block) {
+void quantize_columns_with(const QuantizeBlock& block, Codes codes) {
   const Quantizers<Quantizer> quantizers(block.scales, block.zps, block.cols, block.reciprocals);
   int64_t row = 0;
-  for (; row + V::kRows <= block.rows; row += V::kRows)
-    quantize_tile<Floats, V::kRows, Codes, kStream>(quantizers, block, row);
-  for (; row < block.rows; ++row) quantize_tile<Floats, 1, Codes, kStream>(quantizers, block, row);
+  if constexpr (Quantizer::kNeedsReciprocal)  // divisions take so long that shared loads save nothing
+    for (; row + V::kRows <= block.rows; row += V::kRows)
+      quantize_tile<Floats, V::kRows, Codes, kStream>(quantizers, block, codes, row);
+  for (; row < block.rows; ++row) quantize_tile<Floats, 1, Codes, kStream>(quantizers, block, codes, row);
 }
 
 template <class Quantizer, class Codes, Parameters kParameters, bool kStream, class Floats = Float32>
-void quantize_with(const QuantizeBlock& block) {
+void quantize_with(const QuantizeBlock& block, Codes codes = {}) {
   if (kParameters == kPerRow)
-    quantize_rows_with<Floats, Quantizer, Codes, kStream>(block);
+    quantize_rows_with<Floats, Quantizer, Codes, kStream>(block, codes);
   else
-    quantize_columns_with<Floats, Quantizer, Codes, kStream>(block);
+    quantize_columns_with<Floats, Quantizer, Codes, kStream>(block, codes);
 }
 
 template <Arithmetic kArithmetic, CodeKind kKind, Parameters kParameters>
@@ -246,10 +247,14 @@ void quantize(const QuantizeBlock& block) {
     const int64_t count = kParameters == kPerRow ? block.rows : block.cols;
     // For one row, dividing is faster than computing reciprocals.
     if ((kParameters == kPerColumn && block.rows == 1) || !are_safe(block.scales, count))
-      return quantize_with<Dividing, Codes, kParameters, false>(block);
-    if (kWraps || !can_stream(block, 1)) return quantize_with<Correcting, Codes, kParameters, false>(block);
-    quantize_with<Correcting, Codes, kParameters, !kWraps>(block);
-    V::fence();
+      return quantize_with<Dividing, AnyCodes8, kParameters, false>(block, AnyCodes8(kKind));
+    if constexpr (kWraps) {
+      quantize_with<Correcting, AnyCodes8, kParameters, false>(block, AnyCodes8(kKind));
+    } else {
+      if (!can_stream(block, 1)) return quantize_with<Correcting, Codes, kParameters, false>(block);
+      quantize_with<Correcting, Codes, kParameters, true>(block);
+      V::fence();
+    }
   }
 }
 
