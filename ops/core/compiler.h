@@ -20,10 +20,12 @@
 #define ORT_DYNQ_INLINE __attribute__((always_inline))
 #define ORT_DYNQ_INLINE_LAMBDA __attribute__((always_inline))
 #define ORT_DYNQ_UNREACHABLE() __builtin_unreachable()
+#define ORT_DYNQ_UNLIKELY(condition) __builtin_expect(condition, false)
 #else
 #define ORT_DYNQ_INLINE __forceinline
 #define ORT_DYNQ_INLINE_LAMBDA
 #define ORT_DYNQ_UNREACHABLE() __assume(0)
+#define ORT_DYNQ_UNLIKELY(condition) (condition)
 #endif
 
 // ORT_DYNQ_OPAQUE hides how a vector register's value was computed, so that the compiler cannot reassociate it.

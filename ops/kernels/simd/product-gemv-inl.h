@@ -1,7 +1,7 @@
 // Which kernel of product-sums-inl.h multiplies one or two rows with a row of ones.
 
-template <int kBits, int kRows, bool kJoins>
-void gemv_of(const ProductBlock& block) {
+template <int kBits, int kRows>
+void gemv(const ProductBlock& block) {
   const int64_t half = ((block.cols + kBlockColumns - 1) / kBlockColumns + 1) / 2 * kBlockColumns;
   const bool is_plain = block.columns.halves != nullptr && block.columns.scale_groups > 1;
   if constexpr (kIsBlock) {
@@ -19,23 +19,16 @@ void gemv_of(const ProductBlock& block) {
         }
       for (int64_t col = 0; col < half; col += kBlockColumns) {
         if (block.cols - col - half < kBlockColumns)
-          gemv_tile<kBits, kRows, false, kJoins>(block, col, half);
+          gemv_tile<kBits, kRows, false>(block, col, half);
         else if (block.weights.zps == nullptr)
-          gemv_whole<kBits, kRows, false, kJoins>(block, col, half, terms);
+          gemv_whole<kBits, kRows, false>(block, col, half, terms);
         else
-          gemv_whole<kBits, kRows, true, kJoins>(block, col, half, terms);
+          gemv_whole<kBits, kRows, true>(block, col, half, terms);
       }
       return;
     }
   }
   for (int64_t col = 0; col < half; col += kBlockColumns)
-    (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true, kJoins>
-                                                          : gemv_tile<kBits, kRows, false, kJoins>)(block, col, half);
-}
-
-template <int kBits, int kRows>
-void gemv(const ProductBlock& block) {
-  if constexpr (kRows == 2)
-    if (block.joins_terms) return gemv_of<kBits, kRows, true>(block);
-  gemv_of<kBits, kRows, false>(block);
+    (is_plain && block.cols - col - half >= kBlockColumns ? gemv_tile<kBits, kRows, true>
+                                                          : gemv_tile<kBits, kRows, false>)(block, col, half);
 }

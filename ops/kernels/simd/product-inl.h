@@ -41,10 +41,7 @@ void gemm_few_rows(const ProductBlock& block) {
   if constexpr (!kOneGroup && kRows > 1 && (kBits == 4 || P::kSteps == 1))
     if (block.codes.has_ones && block.depth <= block.groups * kMaxSummedLength<kBits>)
       return gemv<kBits, kRows - 1>(block);
-  auto* tile = gemm_tile<kBits, kOneGroup, 2, kRows>;
-  if constexpr (!kOneGroup && kRows > 1)
-    if (block.joins_terms) tile = gemm_tile<kBits, kOneGroup, 2, kRows, true>;
-  for (int64_t col = 0; col < half; col += kBlockColumns) tile(block, 0, col, half);
+  for (int64_t col = 0; col < half; col += kBlockColumns) gemm_tile<kBits, kOneGroup, 2, kRows>(block, 0, col, half);
 }
 
 // 2-bit weights have no other kernel of their own: for all other blocks they become 4-bit weights first.

@@ -204,36 +204,34 @@ constexpr int kWeightOffset = kBits == 8 && P::kUnsignedWeights ? 128 : 0;
 template <int kBits>
 constexpr int64_t kMaxSummedLength = kBits < 8 ? kMax2BitGroup : 256;
 static_assert(int64_t{255} * 15 * kMax2BitGroup < 1 << 24 && int64_t{255} * 255 * 256 < 1 << 24, "they are below 2^24");
+static_assert(kMaxJoinedLength <= kMaxSummedLength<8>, "one row of two terms and a row of ones never take gemm_tile()");
 
 // The exact sum of two terms, of sums that are exact as floats.
 ORT_DYNQ_INLINE inline P::F joined(P::F first, P::F second) { return P::fnmadd(P::set1(-kTermRatio), first, second); }
 
-// The exact sum of row r, or of two terms, rows r and r + 1.
-template <bool kJoins, class ExactOf>
-ORT_DYNQ_INLINE inline P::F exact_of_terms(const ExactOf& exact_of, int r) {
-  if constexpr (kJoins)
-    return joined(exact_of(r), exact_of(r + 1));
-  else
-    return exact_of(r);
+// use(r, exact) takes the exact sum of each row, or of two terms in place of the first of two rows.
+template <int kRows, class ExactOf, class Use>
+ORT_DYNQ_INLINE inline void use_exact_sums(bool joins, const ExactOf& exact_of, const Use& use) {
+  if constexpr (kRows == 2)
+    if (joins) return use(0, joined(exact_of(0), exact_of(1)));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) use(r, exact_of(r));
 }
 
 // Adds the floats of a vector of columns and a group. kInWords: the zero points of the rows are off the sums already.
-template <bool kInWords, bool kJoins, int kRows, int kSums>
-ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool row_varies,
+template <bool kInWords, int kRows, int kSums>
+ORT_DYNQ_INLINE inline void add_real_sums(const RowsOfGroup<kRows>& rows, bool row_varies, bool joins,
                                           const typename P::I (&sums)[2][kRows][kSums], int v, P::F column_sum, P::F zp,
                                           P::F column_scale, typename P::F (&reals)[kRows][kSums]) {
-  constexpr int kStep = kJoins ? 2 : 1;
   const auto exact_of = [&](int r) ORT_DYNQ_INLINE_LAMBDA {
     auto exact = P::to_float(kInWords ? sums[0][r][v] : P::add(sums[0][r][v], sums[1][r][v]));
     if (!kInWords) exact = P::fnmadd(rows.zps[r], column_sum, exact);
     return P::fnmadd(rows.bases[r], zp, exact);
   };
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; r += kStep) {
-    const auto exact = exact_of_terms<kJoins>(exact_of, r);
+  use_exact_sums<kRows>(joins, exact_of, [&](int r, P::F exact) ORT_DYNQ_INLINE_LAMBDA {
     const auto term = P::mul(exact, column_scale);
     reals[r][v] = P::add(reals[r][v], row_varies ? P::mul(term, rows.scales[r]) : term);
-  }
+  });
 }
 
 // The addresses of the scales of columns and zero points of weights of a group: float16 scales or, if `halves` is null,
@@ -278,7 +276,7 @@ struct ColumnsAhead {
   }
 };
 
-template <int kBits, int kRows, bool kIsPlain, bool kJoins>
+template <int kBits, int kRows, bool kIsPlain>
 void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2, kSums = kBlocks * kVectors, kOffset = kWeightOffset<kBits>;
   constexpr bool kInWords = kBits < 8 && P::kSteps == 2;
@@ -321,7 +319,7 @@ void gemv_tile(const ProductBlock& block, int64_t col, int64_t gap) {
         zps[v] = P::to_float(zps_of<kBits>(P::load_zps(columns.zps + column(v), left), P::set1(kOffset)));
       const auto column_sum = kInWords ? P::set1(0.0f) : P::to_float(sums_of_weights[v]);
       const auto column_scale = columns.template scales_at<kIsPlain>(column(v), left, masks[v]);
-      add_real_sums<kInWords, kJoins>(rows, row_varies, sums, v, column_sum, zps[v], column_scale, reals);
+      add_real_sums<kInWords>(rows, row_varies, block.joins_terms, sums, v, column_sum, zps[v], column_scale, reals);
     }
     columns.move_to_next_group(block);
   }
@@ -389,9 +387,9 @@ inline ORT_DYNQ_INLINE void sum_whole_group(const uint8_t*& codes, const uint8_t
 
 // As gemv_tile() for two whole blocks with scales of float16 that vary with the group, if a vector has the sums of a
 // block: all that a group needs is in registers or at one of few addresses.
-template <int kBits, int kRows, bool kHasZps, bool kJoins>
+template <int kBits, int kRows, bool kHasZps>
 inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, const RowTerms* terms) {
-  constexpr int kBlocks = 2, kStep = kJoins ? 2 : 1;
+  constexpr int kBlocks = 2;
   const int8_t* w = block.weights.packed + col / kBlockColumns * block.weights.stride;
   const int64_t between = gap / kBlockColumns * block.weights.stride;  // from the first block to the other one
   const uint16_t* halves = block.columns.halves + col;
@@ -423,11 +421,9 @@ inline void gemv_whole(const ProductBlock& block, int64_t col, int64_t gap, cons
         exact = P::fnmadd(P::set1(terms[r].zp), column_sum, exact);
         return P::fnmadd(P::set1(terms[r].base), weight_zp, exact);
       };
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r += kStep) {
-        const auto exact = exact_of_terms<kJoins>(exact_of, r);
+      use_exact_sums<kRows>(block.joins_terms, exact_of, [&](int r, P::F exact) ORT_DYNQ_INLINE_LAMBDA {
         reals[r][b] = P::add(reals[r][b], P::mul(P::mul(exact, scale), P::set1(terms[r].scale)));
-      }
+      });
     }
     halves += halves_step;
     if (kHasZps) zps += zps_step;

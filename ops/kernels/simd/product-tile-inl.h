@@ -131,6 +131,14 @@ ORT_DYNQ_INLINE inline P::I joined(P::I first, P::I second) {
   return P::add(P::mul(P::set1(static_cast<int32_t>(kTermRatio)), first), second);
 }
 
+template <int kRows, int kSums>
+ORT_DYNQ_INLINE inline void join_rows(P::I (&sums)[kRows][kSums]) {
+#pragma GCC unroll 8
+  for (int r = 0; r + 1 < kRows; r += 2)
+#pragma GCC unroll 8
+    for (int v = 0; v < kSums; ++v) sums[r][v] = joined(sums[r][v], sums[r + 1][v]);
+}
+
 template <class Mask>
 ORT_DYNQ_INLINE inline P::F scales_of_columns(const GroupColumns& columns, int64_t column, int64_t count, Mask mask) {
   if (columns.halves != nullptr) return load_halves(columns.halves + column, count);
@@ -139,10 +147,10 @@ ORT_DYNQ_INLINE inline P::F scales_of_columns(const GroupColumns& columns, int64
 
 // Adds the floats of a group. `real_zps` are the zero points of rows if is_bounded, which joined terms are not.
 template <bool kJoins, int kBlocks, int kRows, class Masks, class Sums, class Reals>
-ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace<false, kBlocks, kRows>& at,
-                                      const GroupColumns& columns, int64_t group, bool is_bounded,
-                                      const float (&real_zps)[kRows], const Masks& masks, const Sums& sums,
-                                      Reals& reals) {
+ORT_DYNQ_INLINE inline void add_group_of(const ProductBlock& block, const TilePlace<false, kBlocks, kRows>& at,
+                                         const GroupColumns& columns, int64_t group, bool is_bounded,
+                                         const float (&real_zps)[kRows], const Masks& masks, const Sums& sums,
+                                         Reals& reals) {
   constexpr int kSums = kBlocks * kVectors, kStep = kJoins ? 2 : 1, kEnd = kJoins ? kRows / 2 * 2 : kRows;
   typename P::F terms[kRows][kSums];
 #pragma GCC unroll 8
@@ -168,6 +176,25 @@ ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace
   for (int r = 0; r < kEnd; r += kStep)
 #pragma GCC unroll 8
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::add(reals[r][v], terms[r][v]);
+}
+
+// gemv() takes three rows, one of them of ones, unless P::kSteps is 2. With 8 bits words take nearly all joined terms
+// then, so that these have no code of their own.
+template <int kBits, int kBlocks, int kRows, class Masks, class Sums, class Reals>
+ORT_DYNQ_INLINE inline void add_group(const ProductBlock& block, const TilePlace<false, kBlocks, kRows>& at,
+                                      const GroupColumns& columns, int64_t group, bool is_bounded,
+                                      const float (&real_zps)[kRows], const Masks& masks, Sums& sums, Reals& reals) {
+  constexpr bool kMayJoin = kRows > 1 && (kRows != 3 || P::kSteps > 1), kHasForm = kBits == 4 || P::kSteps == 1;
+  const bool joins = kMayJoin && ORT_DYNQ_UNLIKELY(block.joins_terms);
+  if (kHasForm && joins) return add_group_of<true>(block, at, columns, group, false, real_zps, masks, sums, reals);
+  if (joins) join_rows(sums);
+  add_group_of<false>(block, at, columns, group, is_bounded, real_zps, masks, sums, reals);
+}
+
+// Whether zero points of rows are corrected in floats.
+template <bool kOneGroup, int kRows>
+ORT_DYNQ_INLINE inline bool corrects_in_floats(const ProductBlock& block) {
+  return !kOneGroup && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp && !block.joins_terms;
 }
 
 template <int kRows>
@@ -200,7 +227,7 @@ ORT_DYNQ_INLINE inline void begin_tile(const ProductBlock& block, const Place& a
     for (int v = 0; v < kSums; ++v) reals[r][v] = P::set1(-0.0f);
 }
 
-template <int kBits, bool kOneGroup, int kBlocks, int kRows, bool kJoins = false>
+template <int kBits, bool kOneGroup, int kBlocks, int kRows>
 void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kSums = kBlocks * kVectors;
   const TilePlace<kOneGroup, kBlocks, kRows> at = {row, col, gap};
@@ -209,7 +236,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
   const uint8_t* codes = block.codes.data + row * block.codes.stride;
   const int64_t groups = kOneGroup ? 1 : block.groups, quads = block.depth / kQuad / groups;
   const bool row_varies = block.codes.scale_groups > 1, has_ones = !kOneGroup && block.codes.has_ones;
-  const bool is_bounded = !kOneGroup && !kJoins && kRows > kFewRows && block.is_bounded && !block.codes.has_one_zp;
+  const bool is_bounded = corrects_in_floats<kOneGroup, kRows>(block);
   typename P::Mask masks[kSums];
   typename P::I zps[kSums];
   typename P::F reals[kRows][kSums];
@@ -236,7 +263,7 @@ void gemm_tile(const ProductBlock& block, int64_t row, int64_t col, int64_t gap)
       to_floats(sums, reals);
     } else {
       if (has_ones) subtract_ones(block, row_zps, sums);
-      add_group<kJoins>(block, at, columns, group, is_bounded, real_zps, masks, sums, reals);
+      add_group<kBits>(block, at, columns, group, is_bounded, real_zps, masks, sums, reals);
     }
     columns.move_to_next_group(block);
   }

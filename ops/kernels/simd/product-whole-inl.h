@@ -49,8 +49,8 @@ struct WholeGroup {
 
 // Adds the floats of a group. Rows have a parameter for each of `groups` groups. Joined terms have one zero point.
 template <bool kJoins, int kRows, int kBlocks>
-ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_zp, int64_t groups, int64_t gap,
-                                            const P::I (&sums)[kRows][kBlocks], P::F (&reals)[kRows][kBlocks]) {
+ORT_DYNQ_INLINE inline void add_whole_group_of(const WholeGroup& at, bool has_one_zp, int64_t groups, int64_t gap,
+                                               const P::I (&sums)[kRows][kBlocks], P::F (&reals)[kRows][kBlocks]) {
   constexpr int kStep = kJoins ? 2 : 1;
 #pragma GCC unroll 8
   for (int b = 0; b < kBlocks; ++b) {
@@ -65,10 +65,21 @@ ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_z
   }
 }
 
+template <int kRows, int kBlocks>
+ORT_DYNQ_INLINE inline void add_whole_group(const WholeGroup& at, bool has_one_zp, bool joins, int64_t groups,
+                                            int64_t gap, const P::I (&sums)[kRows][kBlocks],
+                                            P::F (&reals)[kRows][kBlocks]) {
+  constexpr bool kMayJoin = kRows % 2 == 0;
+  if (kMayJoin && joins)
+    add_whole_group_of<kMayJoin>(at, has_one_zp, groups, gap, sums, reals);
+  else
+    add_whole_group_of<false>(at, has_one_zp, groups, gap, sums, reals);
+}
+
 // As gemm_tile() for two whole blocks of weights in groups, if a vector has the sums of a block: for rows and columns
 // with scales of floats that vary with the group. All that a group needs is in registers or at one of few addresses:
 // groups of 32 k take two thirds of the time.
-template <int kBits, int kRows, bool kJoins>
+template <int kBits, int kRows>
 inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
   constexpr int kBlocks = 2;
   const int64_t stride = block.codes.stride, groups = block.groups, units = block.depth / kGroupUnit / groups;
@@ -99,7 +110,7 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
       if (kBits == 4 && weight_zps != nullptr) zps[b] = P::zps4(P::load_zps(weight_zps + b * gap, P::kLanes));
     for (int64_t unit = 0; unit < units; ++unit, codes += kGroupUnit, w += kGroupUnit * kBlockColumns * kBits / 8)
       add_unit<kBits>(codes, stride, w, between, zps, sums);
-    add_whole_group<kJoins>(at, has_one_zp, groups, gap, sums, reals);
+    add_whole_group(at, has_one_zp, block.joins_terms, groups, gap, sums, reals);
     at.column_scales += block.columns.scales_stride;
     at.column_sums += block.columns.sums_stride;
     if (weight_zps != nullptr) weight_zps += block.weights.zps_stride;
@@ -109,22 +120,15 @@ inline void gemm_whole(const ProductBlock& block, int64_t row, int64_t col, int6
   store_tile<false, kBlocks>(block, row, kRows, col, gap, reals);
 }
 
-template <int kBits, int kRows, bool kJoins>
-void gemm_groups_of(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
-  if constexpr (kIsBlock && !(kJoins && kRows % 2 == 1)) {  // an odd row is one of ones
+template <int kBits, int kRows>
+void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
+  if constexpr (kIsBlock) {
     const bool is_whole = block.cols - col >= gap + kBlockColumns && block.groups > 1;
     const bool has_scales =
         block.codes.scale_groups > 1 && block.columns.scale_groups > 1 && block.columns.halves == nullptr;
     const bool has_sums = !block.codes.has_ones && (kBits < 8 || block.codes.sums == nullptr);
-    if (is_whole && has_scales && has_sums && (block.codes.has_one_zp || (block.is_bounded && !kJoins)))
-      return gemm_whole<kBits, kRows, kJoins>(block, row, col, gap);
+    if (is_whole && has_scales && has_sums && (block.codes.has_one_zp || (block.is_bounded && !block.joins_terms)))
+      return gemm_whole<kBits, kRows>(block, row, col, gap);
   }
-  gemm_tile<kBits, false, P::kGroupBlocks, kRows, kJoins>(block, row, col, gap);
-}
-
-template <int kBits, int kRows>
-void gemm_groups(const ProductBlock& block, int64_t row, int64_t col, int64_t gap) {
-  if constexpr (kRows != 3)  // gemm_few_rows() takes two terms and a row of ones
-    if (block.joins_terms) return gemm_groups_of<kBits, kRows, true>(block, row, col, gap);
-  gemm_groups_of<kBits, kRows, false>(block, row, col, gap);
+  gemm_tile<kBits, false, P::kGroupBlocks, kRows>(block, row, col, gap);
 }
