@@ -58,12 +58,10 @@ class Writer {
     void* const floats = storage_.narrow == nullptr ? to : row_.get();
     const int64_t size = table_.depth() / table_.groups;
     for (int64_t group = 0; group < table_.groups; group += kMaxParameters) {
-      DequantizeBlock block = {{std::min(kMaxParameters, table_.groups - group), size, size}};
-      block.src = reinterpret_cast<const int8_t*>(codes_.get()) + group * size;
-      block.dst = static_cast<char*>(floats) + group * size * static_cast<int64_t>(sizeof(float));
-      block.scales = scales_.get() + group;
-      block.zps = zero_points_.get() + group;
-      dequantize_(block);
+      const Extent extent = {std::min(kMaxParameters, table_.groups - group), size, size};
+      dequantize_({extent, reinterpret_cast<const int8_t*>(codes_.get()) + group * size,
+                   static_cast<char*>(floats) + group * size * static_cast<int64_t>(sizeof(float)),
+                   scales_.get() + group, zero_points_.get() + group, false});
     }
     if (storage_.narrow != nullptr) storage_.narrow(floats, to, table_.depth());
   }
