@@ -63,8 +63,7 @@ class CompressedAttention : public Node {
     if (inputs[kFactor].shape.elements() != 1)
       fail("scale has shape " + inputs[kFactor].shape.text() + ", expected one element");
     const AttentionBias bias = attention_bias(kName, inputs[kBias], {n.b, n.h, n.s, n.t});
-    Shape shape = inputs[kQuery].shape;
-    shape.dims[3] = n.e;
+    const Shape shape = {4, {n.b, n.h, n.s, n.e}};
     void* const dst = context.output(0, shape);
     if (shape.elements() == 0) return;
     const Storage storage = storage_of(inputs[kQuery].type);
@@ -80,12 +79,26 @@ class CompressedAttention : public Node {
           inputs[i].type = kFloat;
         }
     }
+    std::unique_ptr<float[]> queries;
+    if (n.s != inputs[kQuery].shape.dims[2]) {
+      queries = repeated(static_cast<const float*>(inputs[kQuery].data), n);
+      inputs[kQuery].data = queries.get();
+    }
     attend(context, inputs, n, bias, results);
     if (storage.narrow != nullptr) narrow(context, storage, results, shape.elements(), dst);
   }
 
  private:
   static bool is_float(Type type) { return type == kFloat || type == kFloat16 || type == kBfloat16; }
+
+  // One row of each head becomes those of the bias.
+  static std::unique_ptr<float[]> repeated(const float* rows, const CompressedSizes& n) {
+    std::unique_ptr<float[]> all = memory<float>(n.b * n.h * n.s * n.d);
+    for (int64_t i = 0; i < n.b * n.h * n.s; ++i)
+      std::memcpy(all.get() + i * n.d, static_cast<const void*>(rows + i / n.s * n.d),
+                  static_cast<size_t>(n.d) * sizeof *rows);
+    return all;
+  }
 
   void attend(Context& context, const Tensor* inputs, const CompressedSizes& n, const AttentionBias& bias,
               float* dst) const {
@@ -126,8 +139,11 @@ class CompressedAttention : public Node {
       if (each->rank != 4)
         fail("query, key and value have the shapes " + query.text() + ", " + key.text() + " and " + value.text() +
              ", expected rank 4");
-    const CompressedSizes n = {query.dims[0],    query.dims[1], key.dims[1],  query.dims[2],
-                               key.dims[length], query.dims[3], value.dims[3]};
+    const Shape& bias = inputs[kBias].shape;
+    const CompressedSizes n = {query.dims[0],    query.dims[1],
+                               key.dims[1],      query.dims[2] == 1 && bias.rank == 4 ? bias.dims[2] : query.dims[2],
+                               key.dims[length], query.dims[3],
+                               value.dims[3]};
     if (key.dims[0] != n.b || value.dims[0] != n.b || value.dims[1] != n.k || value.dims[2] != n.t ||
         key.dims[5 - length] != n.d || (n.k == 0 ? n.h != 0 : n.h % n.k != 0))
       fail("query, key and value have the shapes " + query.text() + ", " + key.text() + " and " + value.text() +

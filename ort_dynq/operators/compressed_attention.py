@@ -338,8 +338,12 @@ def _body(opset: int) -> str:
     value_real_zero_point = Cast<to = 1>(value_zero_point)
     {_by_row("key_real_offset", "key_offset")}
     value_real_offset = Cast<to = 1>(value_offset)
-    query_rows = Cast<to = 1>(query)
-    query_shape = Shape(query)
+    bias_shape = Shape(bias)
+    bias_rows = Slice(bias_shape, n2, n3)
+    shape_of_rows = Concat<axis = 0>(n1, n1, bias_rows, n1)
+    query_given = Cast<to = 1>(query)
+    query_rows = Expand(query_given, shape_of_rows)
+    query_shape = Shape(query_rows)
     query_lead = Slice(query_shape, n0, n3)
     query_size = Slice(query_shape, n3, end)
     value_shape_whole = Shape(value_rows)
@@ -400,7 +404,7 @@ _OPERATOR = Operator(
         Input("value", _OPERAND_TYPES, "[B, K, T, E]. Floats have the type of `query`."),
         Input("value_scale", _FLOAT_TYPES, "As key_scale, [B or 1, K or 1, token groups, groups]."),
         Input("value_zero_point", _OPERAND_TYPES, "As key_zero_point."),
-        Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to the scores: masks have -infinity."),
+        Input("bias", ("float32",), "[B or 1, H or 1, S or 1, T or 1], added to scores. S = 1 broadcasts to its rows."),
         Input("scale", ("float32",), "One element, by which the products are multiplied."),
         Input(
             "key_offset",
@@ -416,7 +420,7 @@ _OPERATOR = Operator(
             "[B, H, S, E], of the type of `query`, rounded once. NaN in rows in which every score is -infinity, one is "
             "NaN or infinity, or the query has a NaN or infinity; and in a group of columns if the scale of any row "
             "or the offset, also of a hidden one, is NaN or infinity. 0 if T is 0.",
-            shape=attention(4),
+            shape=attention(4, bias=7),
         ),
     ),
     (

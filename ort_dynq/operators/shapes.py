@@ -145,12 +145,15 @@ def matrix_product(call: Call) -> Dims | None:
     return None if src is None else [*src[:-1], weight[-1] if weight else None]
 
 
-def attention(value: int) -> ShapeRule:
-    """[B, H, S, E] of [B, H, S, D] and a value, an input of this index."""
+def attention(value: int, bias: int) -> ShapeRule:
+    """[B, H, S, E] of [B, H, S, D], a value and a bias, inputs of these indices. The bias may have the rows."""
 
     def found(call: Call) -> Dims | None:
-        query, values = call.shape(0), call.shape(value)
-        return None if query is None else [*query[:-1], values[-1] if values else None]
+        query, values, biases = call.shape(0), call.shape(value), call.shape(bias)
+        if query is None:
+            return None
+        rows = query[2] if query[2] != 1 else biases[2] if biases else None
+        return [*query[:2], rows, values[-1] if values else None]
 
     return found
 

@@ -170,6 +170,14 @@ def compressed_cases(opset: int) -> Iterator[Case]:
                 rng, ("int4", "uint4"), (1, 2, 2, rows, t, d, 12), (groups, 2), is_transposed=True
             )
             yield Case({"transposed_key": 1}, inputs)
+    for i, shape in enumerate(((2, 1, 5, 33), (1, 4, 40, 1), (1, 1, 0, 33))):  # rows that only the bias has
+        float_type = "float16" if opset >= 15 and i == 1 else "float32"
+        sizes, groups = (2, 4, 2, 1, 33, 8, 6), (8, 6) if i else (2, 3)
+        inputs = compressed_inputs(
+            rng, ("uint8", "int8"), sizes, groups, float_type=float_type, has_offsets=(True, True)
+        )
+        inputs[7] = np.where(rng.random(shape) < 0.2, -np.inf, rng.normal(0, 2, shape)).astype(np.float32)
+        yield Case({"scale_query": min(i, 1), "scale_result": min(i, 1)}, inputs)
     for sizes in ((1, 2, 1, 3, 0, 4, 6), (1, 2, 1, 0, 5, 4, 6), (0, 2, 1, 3, 5, 4, 6), (1, 2, 1, 3, 5, 4, 0)):
         for per_channel in (0, 1):
             groups = (4, max(sizes[6], 1)) if per_channel else (1, 1)

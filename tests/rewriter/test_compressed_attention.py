@@ -6,6 +6,8 @@ signal-to-noise ratio is at least 74 dB.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -148,11 +150,11 @@ def model_of(form: tuple[str, str], mask: str = "none", outputs: str = f"float[B
     return model
 
 
-def feeds_of(model: onnx.ModelProto) -> dict[str, Array]:
+def feeds_of(model: onnx.ModelProto, lengths: Mapping[str, int] = LENGTHS) -> dict[str, Array]:
     rng, feeds = np.random.default_rng(0), {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
-        shape = tuple(LENGTHS[each.dim_param] if each.dim_param else each.dim_value for each in dims)
+        shape = tuple(lengths[each.dim_param] if each.dim_param else each.dim_value for each in dims)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         if value.name == "keep":
             keep = np.tri(shape[-2], shape[-1], shape[-1] - shape[-2], dtype=bool)
@@ -203,8 +205,8 @@ def test_float16(mask: str) -> None:
     )
 
 
-def check(model: onnx.ModelProto, least_snr: float) -> None:
-    feeds = feeds_of(model)
+def check(model: onnx.ModelProto, least_snr: float, lengths: Mapping[str, int] = LENGTHS) -> None:
+    feeds = feeds_of(model, lengths)
     result = ort_dynq.rewrite(model, fuse=True).to_proto()
     assert count(result, "CompressedAttention") == 1
     assert {"Softmax", "MatMul", "DequantizeLinear", "DynamicDequantize"}.isdisjoint(
@@ -294,18 +296,21 @@ def test_float16_masks_of_float32_scores() -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-2)  # scores are multiples of 1/128
 
 
-@pytest.mark.parametrize("queries", ["S", "1"])
-def test_masks_that_add_rows_stay(queries: str) -> None:
-    """One row of scores becomes several, which CompressedAttention does not compute."""
+@pytest.mark.parametrize("queries", ["U", "1"])
+def test_masks_that_add_rows(queries: str) -> None:
+    """One row of scores becomes several, in the operator if the model may have as many rows of both."""
     nodes, inputs = BLOCKS[1], BLOCKS[0].replace("S", queries)
     model = parse(
         f"{NUMBERS} {nodes} m = Add(s, mask) {END}",
         inputs=f"{inputs}, float[S, T] mask",
-        outputs=f"float[B, {H}, S, {E}] y",
+        outputs="float[] y",
         opset=21,
     )
-    result = ort_dynq.rewrite(model, fuse=True).to_proto()
-    assert count(result, "CompressedAttention") == int(queries == "S")
+    if queries == "1":
+        assert count(ort_dynq.rewrite(model, fuse=True).to_proto(), "CompressedAttention") == 0
+        return
+    for lengths in ({"U": 1}, {"U": LENGTHS["S"]}, {"U": LENGTHS["S"], "S": 1}):
+        check(model, MIN_SNR, LENGTHS | lengths)
 
 
 def test_rows_without_keys() -> None:

@@ -156,7 +156,7 @@ def _size_of_compressed(node: ir.Node, inputs: Sequence[Array | None]) -> Array:
         y = y + roundings * _WORD
         if node.attributes.get_int("float_value", 0):
             y = y + np.einsum("bhst,bhtg->bhsg", p, np.abs(v).max(-1, initial=0))[..., None] * _WORD
-    return np.asarray(y.reshape(*q.shape[:3], -1))
+    return np.asarray(y.reshape(*y.shape[:3], -1))
 
 
 def _grouped(x: Array, scale: Array, zero_point: Array, offset: Array, *, is_float: bool) -> tuple[Array, Array, Array]:
