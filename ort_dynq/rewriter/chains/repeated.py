@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..analysis.inference import Facts
-from ..analysis.limits import CHAIN, VISITED
+from ..analysis.limits import VISITED
 from ..analysis.nodes import is_standard
 from ..analysis.repetition import Repeated, Repetitions
 from ..analysis.shapes import are_equal, does_not_grow, has_one_element
@@ -27,92 +27,72 @@ from ..rule import Context, Rule
 _COMBINE = EXACT - UNARY - CHOOSING
 
 
-class _RepeatedInputs(NamedTuple):
-    """The inputs of a node that repeat numbers, by their indices."""
+class _Match(NamedTuple):
+    """The data that an elementwise node reads, and the repeated numbers, by their indices.
 
+    Without repeated numbers, the data are blocks that were joined to rows. Joining them behind the node is the same.
+    """
+
+    data: int
     repeated: dict[int, Repeated]
-    blocks: int
 
 
-def _match(node: ir.Node, context: Context) -> _RepeatedInputs | None:
-    if None in node.inputs:
+def _match(node: ir.Node, context: Context) -> _Match | None:
+    if None in node.inputs or node.outputs[0].dtype is None:
         return None
     numbers = context.shared(_Numbers)
     found = dict[int, Repeated]()
-    for i, value in enumerate(node.inputs):
+    for i, value in enumerate(node.inputs if node.op_type in _COMBINE else ()):
         if not context.facts.is_constant(value) and (each := numbers.repetitions.of(value)) is not None:
             found[i] = each
-    others = [value for i, value in enumerate(node.inputs) if i not in found and value is not None]
-    if not found or len(others) != 1 or len(node.outputs) != 1:
+    wide = [(i, each) for i, each in enumerate(node.inputs) if each is not None and i not in found]
+    if not found:
+        wide = [(i, each) for i, each in wide if not has_one_element(each, 1)]
+    if len(wide) != 1 or numbers.repetitions.of(node.outputs[0]) is not None:
         return None
-    data = others[0]
-    blocks = {each.blocks for each in found.values()}
-    if len(blocks) > 1 or numbers.repetitions.of(node.outputs[0]) is not None:
-        return None
-    if blocks != {0}:
-        is_known = all(are_equal(each.wide_shape, data.shape) for each in found.values())
-        return _RepeatedInputs(found, blocks.pop()) if is_known else None
-    return _RepeatedInputs(found, 0) if all(_is_row_number(each, data) for each in found.values()) else None
+    index, data = wide[0]
+    is_one_kind = len({each.blocks for each in found.values()}) == 1
+    is_moved = is_one_kind and all(_fits(each, data) for each in found.values())
+    return _Match(index, found) if is_moved or (not found and (node.graph, data) in numbers.joined) else None
 
 
-def _is_row_number(repeated: Repeated, data: ir.Value) -> bool:
+def _fits(repeated: Repeated, data: ir.Value) -> bool:
     """Returns whether the numbers broadcast to data to which the repeated ones do, in the same way."""
-    if does_not_grow(repeated.value, data):
+    if not repeated.blocks and does_not_grow(repeated.value, data):
         return True
-    return repeated.is_full and are_equal(repeated.wide_shape, data.shape)
+    return (repeated.is_full or repeated.blocks > 0) and are_equal(repeated.wide_shape, data.shape)
 
 
-def _build(match: _RepeatedInputs, edit: Edit) -> None:
-    numbers, node = edit.shared(_Numbers), edit.node
-    data = next(each for i, each in enumerate(node.inputs) if i not in match.repeated)
-    assert data is not None
-    if not match.blocks:
-        for i, each in match.repeated.items():
+def _build(match: _Match, edit: Edit) -> None:
+    numbers, node, repeated = edit.shared(_Numbers), edit.node, match.repeated
+    first, data, old = next(iter(repeated.values()), None), node.inputs[match.data], node.outputs[0]
+    if first is not None and not first.blocks:
+        for i, each in repeated.items():
             edit.replace_input(node, i, numbers.of(each, edit))
-        _note_shape(node, data)
         return
-    old, first = node.outputs[0], next(iter(match.repeated.values()))
-    assert first.length is not None
+    assert data is not None
     assert data.shape is not None
     assert old.dtype is not None
-    in_blocks = numbers.in_blocks(data, first, edit)
-    inputs = [
-        numbers.of(match.repeated[i], edit) if i in match.repeated else in_blocks for i in range(len(node.inputs))
-    ]
-    inner = ir.node(node.op_type, inputs, dict(node.attributes))
-    edit.insert_main(inner, before=node)
-    edit.facts.note(inner.outputs[0], old.dtype, ir.Shape([*data.shape[:-1], match.blocks, first.length]))
-    shape = edit.add_constant(np.array([0] * (len(data.shape) - 1) + [match.blocks * first.length]), before=node)
-    joined = edit.insert(ir.node("Reshape", [inner.outputs[0], shape]), before=node)
-    numbers.blocks[node.graph, joined] = inner.outputs[0]
-    _note_shape(node, data)
+    in_blocks = numbers.joined[node.graph, data] if first is None else numbers.in_blocks(data, first, edit)
+    inputs = [numbers.of(repeated[i], edit) if i in repeated else each for i, each in enumerate(node.inputs)]
+    inputs[match.data] = in_blocks
+    inner = edit.insert_main(ir.node(node.op_type, inputs, dict(node.attributes)), before=node)
+    edit.facts.note(inner, old.dtype, in_blocks.shape)
+    shape = edit.add_constant(np.array([0] * (len(data.shape) - 1) + [data.shape[-1]], np.int64), before=node)
+    joined = edit.insert(ir.node("Reshape", [inner, shape]), before=node)
+    edit.facts.note(joined, old.dtype, data.shape)
+    numbers.joined[node.graph, joined] = inner
     edit.replace(old, joined)
 
 
-def _note_shape(node: ir.Node, data: ir.Value) -> None:
-    """Gives the results of a node, and of nodes with one number after it, the shape of the data, which now is known."""
-    todo = [node]
-    for each in todo:
-        if data.shape is not None and not VISITED.is_passed(len(todo)):
-            result = each.outputs[0]
-            result.shape = data.shape
-            todo += [use.node for use in result.uses() if _wide_input(use.node) == use.idx]
-
-
-def _wide_input(node: ir.Node) -> int | None:
-    """Returns the index of the only input of an elementwise node that is not one number; None for other nodes."""
-    wide = [i for i, each in enumerate(node.inputs) if each is not None and not has_one_element(each, 1)]
-    return wide[0] if len(wide) == 1 and is_standard(node, *EXACT) else None
-
-
-RULE: Rule[_RepeatedInputs] = Rule("repeated numbers", 13, _match, _build, prepares=True, operators=_COMBINE)
+RULE: Rule[_Match] = Rule("repeated numbers", 13, _match, _build, prepares=True, operators=EXACT)
 
 
 class _Numbers:
     """The numbers that the values of one model repeat, each computed once.
 
     Attributes:
-        blocks: Values in blocks, [..., blocks, size], by the graph that has them, and by the same values with joined
+        joined: Values in blocks, [..., blocks, size], by the graph that has them, and by the same values with joined
             rows. The nodes of one graph are converted in order, so that the values stand before the next node.
     """
 
@@ -121,7 +101,7 @@ class _Numbers:
         self.repetitions = Repetitions()
         self._facts = facts
         self._of: dict[ir.Value, ir.Value] = {}
-        self.blocks: dict[tuple[ir.Graph | ir.Function | None, ir.Value], ir.Value] = {}
+        self.joined: dict[tuple[ir.Graph | ir.Function | None, ir.Value], ir.Value] = {}
 
     def of(self, repeated: Repeated, edit: Edit) -> ir.Value:
         """Returns the numbers that a value repeats, and inserts the nodes that compute them."""
@@ -157,39 +137,22 @@ class _Numbers:
 
     def in_blocks(self, value: ir.Value, repeated: Repeated, edit: Edit) -> ir.Value:
         """Returns a value with rows that are cut into the blocks of repeated numbers."""
-        if has_one_element(value):
-            return value
-        shape, length = value.shape, repeated.length
+        shape, length, dtype = value.shape, repeated.length, value.dtype
         assert shape is not None
         assert length is not None
+        assert dtype is not None
         wanted = ir.Shape([*shape[:-1], repeated.blocks, length])
-        found = self._in_blocks(value, wanted, edit, 0) or _reshaped(value, wanted, repeated)
-        if found is None:
-            given = edit.add_constant(np.array([0] * (len(shape) - 1) + [repeated.blocks, length]), before=edit.node)
-            found = edit.insert(ir.node("Reshape", [value, given]), before=edit.node)
-            assert value.dtype is not None
-            self._facts.note(found, value.dtype, wanted)
-            self.blocks[edit.node.graph, value] = found
-        return found
 
-    def _in_blocks(self, value: ir.Value, wanted: ir.Shape, edit: Edit, depth: int) -> ir.Value | None:
-        """Returns a value in blocks, if it is computed from one that is in blocks."""
-        key = edit.node.graph, value
-        if key in self.blocks:
-            return self.blocks[key] if self.blocks[key].shape == wanted else None
-        node = value.producer()
-        wide = None if node is None else _wide_input(node)
-        if node is None or wide is None or node.graph is not edit.node.graph or CHAIN.is_passed(depth):
-            return None
-        data = node.inputs[wide]
-        source = None if data is None else self._in_blocks(data, wanted, edit, depth + 1)
-        if source is None or value.dtype is None:
-            return None
-        inputs = [source if i == wide else each for i, each in enumerate(node.inputs)]
-        new = ir.node(node.op_type, inputs, dict(node.attributes))
-        self.blocks[key] = edit.insert(new, before=edit.node, origin=node)
-        self._facts.note(self.blocks[key], value.dtype, wanted)
-        return self.blocks[key]
+        def cut() -> ir.Value:
+            given = edit.add_constant(np.array([0] * (len(shape) - 1) + [repeated.blocks, length]), before=edit.node)
+            result = edit.insert(ir.node("Reshape", [value, given]), before=edit.node)
+            self._facts.note(result, dtype, wanted)
+            return result
+
+        found = self.joined.get((edit.node.graph, value))
+        if found is not None and found.shape == wanted:
+            return found
+        return _reshaped(value, wanted, repeated) or edit.once((value, repeated.blocks), cut)
 
 
 def _reshaped(value: ir.Value, wanted: ir.Shape, repeated: Repeated) -> ir.Value | None:
