@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..analysis.constants import constant_scalar
 from ..analysis.nodes import input_of, producer_of
-from ..analysis.shapes import does_not_grow, is_equal
+from ..analysis.shapes import is_equal
 from ..edit import Edit
 from ..rule import Context, Rule
 from .quantize_linear import is_rounded
@@ -55,11 +55,7 @@ def _build(match: _MaskedNumber, edit: Edit) -> None:
     assert match.mask.shape is not None
     assert data.shape is not None
     assert data.dtype is not None
-    wide = producer_of(mask, "Expand")
-    is_whole = len(match.mask.shape) == len(data.shape)  # else Expand and Where line up other dimensions
-    if is_whole and wide is not None and wide.inputs[0] is not None and does_not_grow(wide.inputs[0], data):
-        mask = wide.inputs[0]  # Where broadcasts it
-    elif missing := [*range(len(match.mask.shape), len(data.shape))]:
+    if missing := [*range(len(match.mask.shape), len(data.shape))]:
         axes = edit.add_constant(np.array(missing), before=node)
         shape = ir.Shape([*match.mask.shape, *[1 for _ in missing]])
         mask = edit.insert(ir.node("Unsqueeze", [mask, axes]), before=node)
