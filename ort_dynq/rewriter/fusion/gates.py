@@ -10,7 +10,7 @@ mean and the Mul, the numbers of the channels are [N, C], or [N, C, 1, ..., 1].
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ import onnx_ir as ir
 from ...errors import DynqError
 from ...opsets import OPSET
 from ..analysis.constants import constant_scalar
-from ..analysis.evaluation import evaluate
-from ..analysis.nodes import Use, is_standard, only_use
+from ..analysis.evaluation import evaluate_if_constant
+from ..analysis.nodes import input_of, is_standard, only_use
 from ..analysis.shapes import axes_of, does_not_grow, unexpanded
 from ..analysis.standard import CHANNEL_MEANS, MATMULS, RESHAPES
 from ..edit import Edit, call
@@ -62,11 +62,11 @@ def _match(node: ir.Node, context: Context) -> _Gate | None:
     if first is None or is_large_gate(*first.weights.shape):
         return None
     channels = first.weights.shape[1]
-    for hidden in _longest_first(first.result, len(first.weights), None):
+    for hidden in _Nodes(first.result, len(first.weights), None).longest_first():
         value = hidden[-1].outputs[0] if hidden else first.result
         if (second := _product(value, len(first.weights), context)) is None or len(second.weights) != channels:
             continue
-        for gate in _longest_first(second.result, channels, x):
+        for gate in _Nodes(second.result, channels, x).longest_first():
             program = _program(x, first, hidden, second, gate, context) if gate else None
             if program is not None:
                 return _Gate(x, first, second, program, gate[-1].outputs[0])
@@ -92,7 +92,7 @@ def _product(value: ir.Value, size: int | ir.SymbolicDim, context: Context) -> _
         use = only_use(use.node.outputs[0])
     if use is None or use.idx != 0:
         return None
-    found = _convolution(use, context) or _matrix_product(use, context)
+    found = _convolution(use.node, context) or _matrix_product(use.node, context)
     if found is None:
         return None
     weights, bias, channels = found
@@ -109,9 +109,8 @@ def _product(value: ir.Value, size: int | ir.SymbolicDim, context: Context) -> _
 _Parameters = tuple[npt.NDArray[np.float32], ir.Value | None, Channels]
 
 
-def _convolution(use: Use, context: Context) -> _Parameters | None:
+def _convolution(node: ir.Node, context: Context) -> _Parameters | None:
     """Returns the weights, [M, K], the bias and the channels of a Conv of single positions; None for other nodes."""
-    node = use.node
     if not is_standard(node, "Conv"):
         return None
     given = node.attributes
@@ -120,14 +119,14 @@ def _convolution(use: Use, context: Context) -> _Parameters | None:
         return None
     if weights.ndim < _MIN_RANK or any(length != 1 for length in weights.shape[2:]):
         return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     matrix = weights.reshape(weights.shape[:2])
     return matrix, bias, Channels(len(matrix), 0 if bias is not None else weights.ndim - 2)
 
 
-def _matrix_product(use: Use, context: Context) -> _Parameters | None:
+def _matrix_product(node: ir.Node, context: Context) -> _Parameters | None:
     """Returns the weights, [M, K], what is added and the channels of a Gemm or MatMul of [N, K]; None for others."""
-    if not is_standard(use.node, *MATMULS) or (product := matrix_product_of(use.node)) is None:
+    if not is_standard(node, *MATMULS) or (product := matrix_product_of(node)) is None:
         return None
     weights = _weights(product.b, context)
     if product.has_transposed_a or (product.alpha, product.beta) != (1.0, 1.0) or weights is None or weights.ndim != 2:
@@ -138,9 +137,7 @@ def _matrix_product(use: Use, context: Context) -> _Parameters | None:
 
 
 def _weights(value: ir.Value | None, context: Context) -> npt.NDArray[np.float32] | None:
-    if value is None or not context.facts.is_constant(value):
-        return None
-    weights = evaluate(value, context.facts)
+    weights = evaluate_if_constant(value, context.facts)
     return weights if weights is not None and weights.dtype == np.float32 and weights.size else None
 
 
@@ -151,68 +148,58 @@ def _is_vector(node: ir.Node, size: int | ir.SymbolicDim) -> bool:
     return isinstance(size, int) and lengths[:1] == [size] and all(length == 1 for length in lengths[1:])
 
 
-def _longest_first(start: ir.Value, size: int, x: ir.Value | None) -> Iterator[list[ir.Node]]:
-    """Yields sets of nodes that compute one result from a vector, numbers and perhaps x, in their order.
+class _Nodes:
+    """Nodes that compute one result from a vector, numbers and perhaps x, a tensor with that vector as its channels.
 
-    They are elementwise, or give the vector, of so many numbers for each sample, another rank. Only the result is read
-    elsewhere.
+    They are elementwise, or give the vector, of so many numbers for each sample, another rank.
     """
-    values, nodes, found = [start], list[ir.Node](), list[list[ir.Node]]()
-    ranks = {start: _rank(start)} if x is None else {start: _rank(start), x: _rank(x)}
-    elements = set[ir.Value]() if x is None else {x}
-    while True:
-        inner = values[:-1]
-        if not any(each.is_graph_output() or any(use.node not in nodes for use in each.uses()) for each in inner):
-            found.append([*nodes])
-        readers = dict.fromkeys(use.node for each in values for use in each.uses() if use.node not in nodes)
-        following = next((each for each in readers if _takes(each, size, ranks, elements, x, start)), None)
-        if following is None or len(nodes) == _MAX_NODES:
-            break
-        nodes.append(following)
-        values.append(following.outputs[0])
-        given = [each for each in elements_of(following) if each in ranks]
-        ranks[values[-1]] = _rank(values[-1]) if is_standard(following, *RESHAPES) else ranks[given[0]]
-        if is_standard(following, "Expand") or not elements.isdisjoint(given):
-            elements.add(values[-1])
-    yield from reversed(found)
+
+    def __init__(self, start: ir.Value, size: int, x: ir.Value | None) -> None:
+        self._start, self._size, self._x = start, size, x
+        self._ranks = {each: _rank(each) for each in (start, x) if each is not None}  # of the known values
+        self._elements = set[ir.Value]() if x is None else {x}  # those of them that have the shape of x
+
+    def longest_first(self) -> Iterator[list[ir.Node]]:
+        """Yields sets of such nodes, in their order. Only the result is read elsewhere."""
+        values, nodes, found = [self._start], list[ir.Node](), list[list[ir.Node]]()
+        while True:
+            inner = values[:-1]
+            if not any(each.is_graph_output() or any(use.node not in nodes for use in each.uses()) for each in inner):
+                found.append([*nodes])
+            readers = dict.fromkeys(use.node for each in values for use in each.uses() if use.node not in nodes)
+            following = next(filter(self._takes, readers), None)
+            if following is None or len(nodes) == _MAX_NODES:
+                break
+            nodes.append(following)
+            values.append(following.outputs[0])
+            given = [each for each in elements_of(following) if each in self._ranks]
+            is_reshaped = is_standard(following, *RESHAPES)
+            self._ranks[values[-1]] = _rank(values[-1]) if is_reshaped else self._ranks[given[0]]
+            if is_standard(following, "Expand") or not self._elements.isdisjoint(given):
+                self._elements.add(values[-1])
+        yield from reversed(found)
+
+    def _takes(self, node: ir.Node) -> bool:
+        """Returns whether a node is such a one, and reads known values and numbers only."""
+        if type_of(node.outputs[0]) != ir.DataType.FLOAT or node.graph is not self._start.graph:
+            return False
+        given, x = elements_of(node), self._x
+        if is_standard(node, *RESHAPES):
+            return given[0] in self._ranks and given[0] not in self._elements and _is_vector(node, self._size)
+        if is_standard(node, "Expand"):
+            is_whole = x is not None and unexpanded(node.outputs[0], x) is given[0]
+            return is_whole and x is not None and self._ranks.get(given[0]) == _rank(x)
+        if not (is_standard(node, *ELEMENTWISE) or is_activation(node) or is_power(node)):
+            return False
+        tensors, numbers = ([each for each in given if (each in self._ranks) == known] for known in (True, False))
+        if len({self._ranks[each] for each in tensors}) != 1:
+            return False
+        like = self._start if tensors[0].shape is None else tensors[0]
+        return all(constant_scalar(each) is not None and does_not_grow(each, like) for each in numbers)
 
 
 def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
-
-
-def _takes(
-    node: ir.Node,
-    size: int,
-    ranks: Mapping[ir.Value, int | None],
-    elements: Container[ir.Value],
-    x: ir.Value | None,
-    start: ir.Value,
-) -> bool:
-    """Returns whether a node is elementwise, and reads known values and numbers only; or gives a vector another rank.
-
-    Args:
-        node: The node.
-        size: The numbers of a vector for each sample.
-        ranks: The known values, and their ranks.
-        elements: Those of them that have the shape of x.
-        x: The tensor.
-        start: A known value.
-    """
-    if type_of(node.outputs[0]) != ir.DataType.FLOAT or node.graph is not start.graph:
-        return False
-    given = elements_of(node)
-    if is_standard(node, *RESHAPES):
-        return given[0] in ranks and given[0] not in elements and _is_vector(node, size)
-    if is_standard(node, "Expand"):
-        return x is not None and unexpanded(node.outputs[0], x) is given[0] and ranks.get(given[0]) == _rank(x)
-    if not (is_standard(node, *ELEMENTWISE) or is_activation(node) or is_power(node)):
-        return False
-    tensors, numbers = ([each for each in given if (each in ranks) == is_known] for is_known in (True, False))
-    if len({ranks[each] for each in tensors}) != 1:
-        return False
-    like = start if tensors[0].shape is None else tensors[0]
-    return all(constant_scalar(each) is not None and does_not_grow(each, like) for each in numbers)
 
 
 def _program(
