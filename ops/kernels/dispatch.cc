@@ -36,15 +36,24 @@ extern const CompressedKernels kNeonCompressed;
 namespace {
 
 #ifdef ORT_DYNQ_X86
-enum Register { kEax, kEbx, kEcx, kEdx };
+enum Leaf { kLeaf1, kLeaf7, kLeaf7Sub1, kLeaves };
+enum Register { kEax, kEbx, kEcx, kEdx, kRegisters };
 
-// One register of CPUID's result; 0 if the CPU does not have the leaf.
-uint32_t cpuid(uint32_t leaf, uint32_t subleaf, Register which) noexcept {
-  uint32_t registers[4];
-  ORT_DYNQ_CPUID(0u, 0u, registers);
-  if (registers[kEax] < leaf) return 0;
-  ORT_DYNQ_CPUID(leaf, subleaf, registers);
-  return registers[which];
+// One register of CPUID's result; 0 if the CPU does not have the leaf. Virtual machines take microseconds for each
+// CPUID, so that each leaf is read once.
+uint32_t cpuid(Leaf leaf, Register which) noexcept {
+  struct Results {
+    uint32_t of[kLeaves][kRegisters] = {};
+    Results() noexcept {
+      constexpr uint32_t kNumbers[kLeaves][2] = {{1, 0}, {7, 0}, {7, 1}};
+      uint32_t highest[kRegisters];
+      ORT_DYNQ_CPUID(0u, 0u, highest);
+      for (int i = 0; i < kLeaves; ++i)
+        if (kNumbers[i][0] <= highest[kEax]) ORT_DYNQ_CPUID(kNumbers[i][0], kNumbers[i][1], of[i]);
+    }
+  };
+  static const Results results;
+  return results.of[leaf][which];
 }
 
 constexpr bool has_all(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
@@ -54,7 +63,7 @@ constexpr uint32_t kYmm = 0x6, kZmm = 0xe6;
 [[maybe_unused]] constexpr uint32_t kTiles = 3u << 17;  // a build without kernels for AMX does not ask
 bool saves(uint32_t registers) noexcept {
   constexpr uint32_t kHasXgetbv = 1u << 27;
-  if (!has_all(cpuid(1, 0, kEcx), kHasXgetbv)) return false;
+  if (!has_all(cpuid(kLeaf1, kEcx), kHasXgetbv)) return false;
   uint32_t saved = 0;
   ORT_DYNQ_XGETBV(saved);
 #ifdef __APPLE__
@@ -65,20 +74,20 @@ bool saves(uint32_t registers) noexcept {
 
 bool has_avx2() noexcept {
   constexpr uint32_t kFma = 1u << 12, kF16c = 1u << 29, kAvx2 = 1u << 5;
-  return has_all(cpuid(1, 0, kEcx), kFma | kF16c) && has_all(cpuid(7, 0, kEbx), kAvx2) && saves(kYmm);
+  return has_all(cpuid(kLeaf1, kEcx), kFma | kF16c) && has_all(cpuid(kLeaf7, kEbx), kAvx2) && saves(kYmm);
 }
 
 [[maybe_unused]] bool has_avx512() noexcept {
   constexpr uint32_t kFoundation = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
-  return has_avx2() && has_all(cpuid(7, 0, kEbx), kFoundation | kDq | kBw | kVl) && saves(kZmm);
+  return has_avx2() && has_all(cpuid(kLeaf7, kEbx), kFoundation | kDq | kBw | kVl) && saves(kZmm);
 }
 
-[[maybe_unused]] bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(7, 0, kEcx), 1u << 11); }
+[[maybe_unused]] bool has_avx512vnni() noexcept { return has_avx512() && has_all(cpuid(kLeaf7, kEcx), 1u << 11); }
 
 #ifdef ORT_DYNQ_AVXVNNI_STAND_IN  // tests: the same instructions in the encoding of AVX-512
 [[maybe_unused]] bool has_avxvnni() noexcept { return has_avx512vnni(); }
 #else
-[[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(7, 1, kEax), 1u << 4); }
+[[maybe_unused]] bool has_avxvnni() noexcept { return has_avx2() && has_all(cpuid(kLeaf7Sub1, kEax), 1u << 4); }
 #endif
 
 #ifdef ORT_DYNQ_TILE_STAND_IN  // tests: functions in place of the tile instructions
@@ -87,7 +96,7 @@ bool has_avx2() noexcept {
 #else
 // Whether the CPU has AMX-int8 and the operating system can save its tiles.
 [[maybe_unused]] bool has_amx() noexcept {
-  return has_avx512vnni() && has_all(cpuid(7, 0, kEdx), 3u << 24) && saves(kTiles);
+  return has_avx512vnni() && has_all(cpuid(kLeaf7, kEdx), 3u << 24) && saves(kTiles);
 }
 
 // Asks the operating system to let all threads of this process use the tiles, for good. Linux refuses if an alternative
