@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from float16_models import rows
+from float16_models import model_of, rows
+from helpers import with_arrays
 from onnx import ModelProto, numpy_helper
-from rounded_models import CODES, CONVOLUTIONS, DEPTH, FORMS, SCALES, VERSION, convolution, rounded_activation
+from rounded_models import (
+    CODES,
+    CONVOLUTIONS,
+    DEPTH,
+    FORMS,
+    SCALES,
+    SYMMETRIC,
+    VERSION,
+    convolution,
+    rounded_activation,
+)
 
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter import rewrite
@@ -64,3 +75,34 @@ def test_verification_finds_other_weights_of_a_convolution() -> None:
         weight.CopyFrom(numpy_helper.from_array(array, weight.name))
         problems = [product.problem for product in verify(model, proto, inputs={"x": x}).products]
         assert problems == ["B's weights, rounded to float16, are not A's"]
+
+
+@pytest.mark.parametrize(
+    "equation", ["td,edf->tef", "td,edf->etf", "bti,iho->btho", "bthi,hio->bto", "iho,bti->btho", "...i,ihj->...hj"]
+)
+def test_weights_of_einsums(equation: str) -> None:
+    """Their axes are in another order in B; verification finds a code that differs."""
+    rng, lengths = np.random.default_rng(6), {"d": 32, "i": 32, "h": 3, "e": 5}
+    factors, _, result = equation.partition("->")
+    terms = sorted(factors.split(","), key=lambda term: "t" not in term and "." not in term)
+    shapes = [[lengths.get(label, 8) for label in term.replace("...", "b")] for term in terms]
+    varies = [label in result for label in terms[1]]
+    codes = rng.integers(-126, 127, shapes[1])
+    codes[tuple(slice(None) if each else 0 for each in varies)] = 127
+    scales = rng.uniform(0.001, 0.02, [n if each else 1 for n, each in zip(shapes[1], varies, strict=True)])
+    names = "d, weights" if factors.startswith(terms[0]) else "weights, d"
+    quantization = SYMMETRIC.replace("s = Div(m, limit)", "k = Max(m, eps) s = Div(k, limit)")
+    body = f'{quantization} y = Einsum<equation = "{equation}">({names})'
+    model = ModelProto.FromString(model_of(body, before=f"float16{shapes[0]} x", outputs="float16[] y"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model = with_arrays(model, {"weights": (codes * scales.astype(np.float32).astype(np.float64)).astype(np.float16)})
+    proto = rewrite(model).to_proto()
+    inputs = {"x": rng.normal(1, 3, shapes[0]).astype(np.float16)}
+    assert [each.problem for each in verify(model, proto, inputs=inputs).products] == [""]
+    (node,) = [node for node in proto.graph.node if node.op_type == "QuantizedMatMul"]
+    (weight,) = [each for each in proto.graph.initializer if each.name == node.input[3]]
+    array = numpy_helper.to_array(weight).copy()
+    array.flat[0] -= 1
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    found = verify(model, proto, inputs=inputs)
+    assert [each.problem for each in found.products] == ["B's weights, rounded to float16, are not A's"]

@@ -129,11 +129,11 @@ class FloatProduct(NamedTuple):
         if self.node.op_type == "ConvTranspose":  # of an element that all weights of one output channel reach
             return len(weights) * math.prod(weights.shape[2:]) // self.node.attributes.get_int("group", 1)
         if self.node.op_type == "Einsum":
-            of_weights, of_result = self._labels
+            of_weights, of_result, _ = self._labels
             first, _, last = of_weights.partition("...")
             axes = [*zip(first, weights.shape, strict=False), *zip(last[::-1], weights.shape[::-1], strict=False)]
             return math.prod(length for label, length in axes if label not in of_result)
-        return int(weights.shape[-1 if self.is_transposed or weights.ndim == 1 else -2])
+        return int(weights.shape[-1 if self._is_transposed or weights.ndim == 1 else -2])
 
     def number(self, operand: ir.Value, known: Mapping[str, Array]) -> Array:
         """Returns the operand of a step, float64, as it broadcasts to the product."""
@@ -145,20 +145,39 @@ class FloatProduct(NamedTuple):
         return number.reshape(-1, *[1] * (known[name_of(self.weights)].ndim - 2)) if is_bias_of_conv else number
 
     @property
-    def is_transposed(self) -> bool:
+    def _is_transposed(self) -> bool:
         """Whether B has the transposes of A's matrices of weights."""
-        if self.node.op_type == "Einsum":
-            of_weights, of_result = self._labels
-            return of_weights[-1] != of_result[-1]
         if self.has_left_weights:
             return self.node.attributes.get_int("transA", 0) == 0
         return self.node.attributes.get_int("transB", 0) != 0
 
+    def axes(self, rank: int, stack: int) -> list[int]:
+        """Returns the axes of A's weights in the order of B's: of stacked matrices, of K, and of columns.
+
+        Args:
+            rank: Their number.
+            stack: How many B has of stacked matrices.
+        """
+        axes = [*range(rank)]
+        if self.node.op_type != "Einsum":
+            return [*axes[:-2], *reversed(axes[-2:])] if self._is_transposed else axes
+        of_weights, of_result, of_activation = (
+            labels.replace("...", "0123456789"[: rank - len(self._labels[0].replace("...", ""))])
+            for labels in self._labels
+        )
+        shared = [x for x in of_activation if x in of_weights]
+        columns = [x for x in of_result if x in of_weights and x not in shared]
+        stacked = [x for x in shared if x in of_result]
+        first = max(stack - len(stacked), 0)  # matrices of B that broadcast
+        order = [*stacked, *columns[:first], *(x for x in shared if x not in of_result), *columns[first:]]
+        return [of_weights.index(x) for x in order]
+
     @property
-    def _labels(self) -> tuple[str, str]:
-        """The labels of the axes of an Einsum's weights, and of its result."""
+    def _labels(self) -> tuple[str, str, str]:
+        """The labels of the axes of an Einsum's weights, of its result, and of its activation."""
         operands, _, result = self.node.attributes["equation"].as_string().replace(" ", "").partition("->")
-        return operands.split(",")[0 if self.has_left_weights else 1], result
+        first, second = operands.split(",")
+        return (first, result, second) if self.has_left_weights else (second, result, first)
 
     def values(self) -> list[ir.Value]:
         parameters = [value for value in self.node.inputs[2:4] if value is not None] if self.is_nbits else []

@@ -51,10 +51,10 @@ def changed_operand(
     is_factor = of_a.node.attributes.get_float("alpha", 1.0) != 1 or any(step == "Mul" for step, _ in of_a.steps)
     if stored is None or is_factor or of_a.node.op_type not in FUSIBLE_PRODUCTS or weights.dtype != np.float32:
         return ""
-    return "its weights are not A's" if _has_wrong_scale(stored, weights, of_a.is_transposed) else ""
+    return "its weights are not A's" if _has_wrong_scale(stored, weights, of_a) else ""
 
 
-def _has_wrong_scale(stored: PackedWeights, weights: Array, is_transposed: bool) -> bool:
+def _has_wrong_scale(stored: PackedWeights, weights: Array, of_a: FloatProduct) -> bool:
     """Returns whether another scale, a few units in the last place away, gives A's weights where B's does not.
 
     Weights that A does not have from one rounding are given by no scale.
@@ -62,15 +62,15 @@ def _has_wrong_scale(stored: PackedWeights, weights: Array, is_transposed: bool)
 
     def equal(scale: Array) -> Array:
         """Returns in which groups of which columns the weights are A's."""
-        found = replace(stored, scale=scale).like(weights, is_transposed, np.float32)
+        found = replace(stored, scale=scale).like(weights, of_a, np.float32)
         same = found == weights
         if stored.node.op_type == "QuantizedConv":
             return np.asarray(same.reshape(len(same), -1).all(1))
-        rows = same.swapaxes(-1, -2) if is_transposed else same
+        rows = same.transpose(of_a.axes(same.ndim, same.ndim - 2))
         size = stored.node.attributes.get_int("group_size", 0) or rows.shape[-2]
         return np.asarray(np.logical_and.reduceat(rows, range(0, rows.shape[-2], size), -2))
 
-    if stored.like(weights, is_transposed, np.float32).shape != weights.shape:
+    if stored.like(weights, of_a, np.float32).shape != weights.shape:
         return False
     wrong = ~equal(stored.scale)
     lower = higher = stored.scale

@@ -374,7 +374,7 @@ def _judge_weights_only(
     else:
         depth = of_a.depth(known[name_of(of_a.weights)])
         block_size = pair.b.node.attributes.get_int("group_size", 0) or depth
-    if stored is not None and not stored.rounds_to(known[name_of(of_a.weights)], of_a.is_transposed):
+    if stored is not None and not stored.rounds_to(known[name_of(of_a.weights)], of_a):
         return replace(product, problem=WRONG_WEIGHTS)
     if activation is None or activation.shape[:-1] != x.shape[:-1] or activation.shape[-1] < depth:
         return replace(product, problem="B's activation is not A's")
@@ -413,7 +413,7 @@ def _products_of(
     if of_a.is_nbits:
         return products_of(of_a.node, known, *factors_of_a, *factors_of_b)
     weights = known[name_of(of_a.weights)].astype(np.float64)
-    weights_of_b = weights if stored is None else stored.like(weights, of_a.is_transposed)
+    weights_of_b = weights if stored is None else stored.like(weights, of_a)
     both = (factors_of_a, weights), (factors_of_b, weights_of_b)
     return [of_a.multiply(each, function(given)) for factors, given in both for each, function in factors]
 
@@ -439,9 +439,9 @@ def _judge_exact(
     """
     product, expected, stored = Product(pair.name), known[name_of(of_a.result)], pair.stored
     x, weights = (known[name_of(value)].astype(np.float64) for value in (of_a.activation, of_a.weights))
-    if stored is not None and not stored.rounds_to(weights, of_a.is_transposed):
+    if stored is not None and not stored.rounds_to(weights, of_a):
         return replace(product, problem=WRONG_WEIGHTS)
-    weights_of_b = weights if stored is None else stored.like(weights, of_a.is_transposed)
+    weights_of_b = weights if stored is None else stored.like(weights, of_a)
     x_of_b = x if activation is None else activation
     with np.errstate(over="ignore"):
         if activation is not None and not np.array_equal(activation.astype(np.float16), x, equal_nan=True):

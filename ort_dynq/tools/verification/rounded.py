@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from ...operators.quantized_matmul import TERM_RATIO
 from ...rewriter.analysis.standard import OWN_RECURRENCES
 from ...rewriter.metadata import NEAR, ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
 from ...rewriter.weights.grid import MAX_ROUNDING_OF_ALL
+from .float64 import FloatProduct
 from .layers import name_of
 
 
@@ -30,7 +32,7 @@ class PackedWeights:
     zero_point: Array
     scale: Array
 
-    def like(self, weights: Array, is_transposed: bool, dtype: npt.DTypeLike = np.float64) -> Array:
+    def like(self, weights: Array, of_a: FloatProduct, dtype: npt.DTypeLike = np.float64) -> Array:
         """Returns them dequantized, in the shape of A's weights if both have the same number of elements."""
         if self.node.op_type == "QuantizedConv":
             quad_axis = self.node.attributes.get_int("quad_axis", 0)
@@ -49,17 +51,19 @@ class PackedWeights:
             np.repeat(x, size, -2) if size and x.ndim > 1 and x.shape[-2] > 1 else x
             for x in (self.zero_point, self.scale)
         )
-        of_a = weights.swapaxes(-1, -2) if is_transposed else weights
-        rows = ((codes.reshape(*stack, depth, columns) - zero_point) * scale)[..., : of_a.shape[-2], :]
-        found = rows.swapaxes(-1, -2) if is_transposed else rows
-        return np.asarray(found.reshape(weights.shape) if found.size == weights.size else found)
+        depth_of_a = weights.size // max(math.prod(stack) * columns, 1)
+        found = ((codes.reshape(*stack, depth, columns) - zero_point) * scale)[..., :depth_of_a, :]
+        if found.size != weights.size:
+            return np.asarray(found)
+        axes = of_a.axes(weights.ndim, len(stack))
+        return np.asarray(found.reshape([weights.shape[axis] for axis in axes]).transpose(np.argsort(axes)))
 
-    def rounds_to(self, weights: Array, is_transposed: bool) -> bool:
+    def rounds_to(self, weights: Array, of_a: FloatProduct) -> bool:
         """Returns whether they are A's weights after they are rounded to float16, or nearly, if A rounds otherwise.
 
         A may round them to float32 first (DequantizeLinear with float32 scales, then Cast), or not (folded weights).
         """
-        found = self.like(weights, is_transposed)
+        found = self.like(weights, of_a)
         if self.node.metadata_props[ROUNDED_WEIGHTS] == NEAR:
             most = 2 * MAX_ROUNDING_OF_ALL * np.abs(weights).max()
             return found.shape == weights.shape and bool((np.abs(found - weights) <= most).all())
