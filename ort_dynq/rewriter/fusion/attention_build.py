@@ -29,7 +29,7 @@ from ..views import (
     length_of,
     same_axes,
 )
-from .score_steps import Added, Masked, Padding, Scalar, Step, Steps, sum_of, times
+from .score_steps import Added, Given, Masked, Padding, Scalar, Step, Steps, sum_of, times
 from .scores import Attention, Part
 
 FLOAT = ir.DataType.FLOAT
@@ -107,7 +107,7 @@ def build(match: Match, edit: Edit) -> None:
     if match.few is not None:
         few, keeps = operator_of(match.few, dtype, edit)
         has_many = many_queries(match.query.part.tokens, nodes)
-        main = chosen(has_many, ("many_queries", [main], main.outputs[:1]), (FEW, [few], few.outputs[:1]), dtype, edit)
+        main = chosen(has_many, ("many_queries", [main], main.outputs), (FEW, [few], few.outputs), dtype, edit)
     elif match.later is not None and match.later > -np.inf:
         main = _without_later_keys(main, match.later, dtype, nodes)
     y = View(edit.insert_main(main, before=nodes.before), match.result.axes)
@@ -222,8 +222,7 @@ def _scaled(value: ir.Value, scalars: Sequence[Scalar], query: Operand, nodes: N
     split = query.part.split
     q = nodes.arranged(View(value, query.axes), split)
     for scalar in scalars:
-        view = View(scalar.value, scalar.axes)
-        factors = nodes.arranged(view, held(view, (*split[:3], ())))
+        factors = nodes.arranged(scalar.view, held(scalar.view, (*split[:3], ())))
         q = nodes.add("Div" if scalar.divides else "Mul", q, factors)
     return nodes.arranged(View(q, split), query.axes)
 
@@ -260,7 +259,10 @@ def bias_of(steps: Steps, scores: Axes, nodes: Nodes, *, is_exact: bool = False,
     """
     dims = [_placed_dims(step, scores) for step in steps]
     lengths = _lengths_of(scores)[2:]
-    whole = [any(len(each) == 4 and _is_same(each[i], n) for each in dims) for i, n in enumerate(lengths, 2)]
+    whole = [
+        any(len(each) == 4 and (each[i] is n or is_equal(each[i], n)) for each in dims)
+        for i, n in enumerate(lengths, 2)
+    ]
     expands, missing = is_whole and not all(whole), 4 - max(map(len, dims))
     unique = () if all(_is_direct(step, scores) for step in steps) else (nodes.before,)
     read = [known_as(n, end.value) for end, n in zip(nodes.views, lengths, strict=True)] if expands else []
@@ -296,14 +298,14 @@ def _is_direct(step: Step, scores: Axes) -> bool:
     if not isinstance(step, Added | Masked):
         return True
     missing = len(scores) - len(step.axes)
-    return missing >= 0 and same_axes(((),) * missing + step.axes, held(View(step.value, step.axes), scores))
+    return missing >= 0 and same_axes(((),) * missing + step.axes, held(step.view, scores))
 
 
 def can_be_placed(step: Step, scores: Axes, ends: Sequence[View]) -> bool:
     """Returns whether a step broadcasts to [B, H, S, T], or can be reshaped and repeated to do so."""
     if not isinstance(step, Added | Masked) or _is_direct(step, scores):
         return True
-    sources = [View(step.value, step.axes), *ends] if step.is_proven else ends
+    sources = [step.view, *ends] if step.is_proven else ends
     return {*leaves(step.axes)} <= {*leaves(scores)} and has_lengths(apart(leaves(scores)), sources)
 
 
@@ -311,10 +313,10 @@ def _placed(step: Step, scores: Axes, nodes: Nodes) -> Step:
     """Returns a step with a value that is float32, or a condition, and broadcasts to [B, H, S, T]."""
     if isinstance(step, Padding):
         return Added(_padding(step, scores, nodes), scores)
-    if not isinstance(step, Added | Masked | Scalar):
+    if not isinstance(step, Given):
         return step
-    view = View(step.value, step.axes)
-    if isinstance(step, Added | Masked) and not _is_direct(step, scores):
+    view = step.view
+    if not _is_direct(step, scores):
         if not step.is_proven:
             view = View(nodes.add("Expand", view.value, nodes.shape(view.axes)), view.axes)
         view = View(nodes.arranged(view, held(view, scores)), scores)
@@ -338,17 +340,13 @@ def _padding(step: Padding, scores: Axes, nodes: Nodes) -> ir.Value:
 
 def _placed_dims(step: Step, scores: Axes) -> list[Dim]:
     """Returns the lengths of the value of a step after it is placed."""
-    if isinstance(step, Added | Masked) and _is_direct(step, scores):
-        return dims_of(step.value)
     if not isinstance(step, Added | Masked | Padding):
         return []
-    factors = {*leaves(step.axes), *(leaves(scores[3:]) if isinstance(step, Padding) else ())}
-    return [n if factors & {*leaves([axis])} else 1 for axis, n in zip(scores, _lengths_of(scores), strict=True)]
+    if not isinstance(step, Padding) and _is_direct(step, scores):
+        return dims_of(step.value)
+    lengths, held_axes = _lengths_of(scores), held(step.view, scores)
+    return [n if axis else 1 for axis, n in zip(held_axes, lengths, strict=True)]
 
 
 def _lengths_of(scores: Axes) -> list[Dim]:
     return [length_of(axis) or axis[0].length for axis in scores]
-
-
-def _is_same(a: Dim, b: Dim) -> bool:
-    return a is b or is_equal(a, b)

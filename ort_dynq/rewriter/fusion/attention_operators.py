@@ -167,10 +167,10 @@ def _padding(mask: ir.Value, number: float, found: Attention) -> Step:
     batch, _, queries, keys = found.probabilities
     dims = dims_of(mask)
     if len(dims) == 1 and is_equal(dims[0], dims_of(found.query.value)[0]):
-        return Padding(mask, number, more=0)
+        return Padding(mask, (keys,), number=number, more=0)
     if len(dims) not in (2, 3):
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="padding mask, which is not known to have one of the forms")
-    return Padding(mask, number, (batch, keys) if len(dims) == 2 else (batch, queries, keys))
+    return Padding(mask, (batch, keys) if len(dims) == 2 else (batch, queries, keys), number=number)
 
 
 def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attention:
@@ -184,7 +184,7 @@ def _group_query(node: ir.Node, operands: Sequence[ir.Value] | None) -> Attentio
         raise Unconverted(Reason.ATTENTION_OPERATOR, what="rotated query and key")
     found = _with(node, operands, node.attributes.get_float("scale", 0.0) or None, input_of(node, 10))
     lengths = input_of(node, LAST)
-    steps = found.steps if lengths is None else (*found.steps, Padding(lengths, -math.inf, more=1))
+    steps = found.steps if lengths is None else (*found.steps, Padding(lengths, found.probabilities[3:], more=1))
     softcap = node.attributes.get_float("softcap", 0.0)
     return replace(found, softcap=softcap, is_causal=True, window=max(0, window), steps=steps)
 
@@ -261,7 +261,7 @@ def _with(node: ir.Node, operands: Sequence[ir.Value] | None, factor: float | No
         if view is None or len(dims_of(mask)) < 2:
             raise Unconverted(Reason.ATTENTION_OPERATOR, what="mask: its rank is not known, or not 2 to 4")
         is_mask = mask.dtype == ir.DataType.BOOL
-        steps = (Masked(mask, True, -math.inf, view.axes) if is_mask else Added(mask, view.axes),)
+        steps = (Masked(mask, view.axes) if is_mask else Added(mask, view.axes),)
     return Attention(q, k, v, axes, node, y, factor=factor, steps=steps)
 
 

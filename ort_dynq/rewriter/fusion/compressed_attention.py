@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -61,21 +62,13 @@ class _Operand(Operand):
         return self.order == HeadLayout.ELEMENTS_FIRST
 
 
-@dataclass(frozen=True)
-class _CompressedAttention:
-    """Attention: see the operator for the operands.
-
-    Attributes:
-        found: The attention; its scalars are computed at run time.
-        query, key, value: The operands.
-        least_bias: The number below which a finite sum of biases absorbs scores; None if no sum is below it.
-    """
+class _CompressedAttention(NamedTuple):
+    """Attention, the scalars of which are computed at run time, and the operands of the operator."""
 
     found: Attention
     query: View
     key: _Operand
     value: _Operand
-    least_bias: float | None
 
 
 def _match(node: ir.Node, context: Context) -> _CompressedAttention | None:
@@ -105,7 +98,7 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     found = attention_of(node, context)
     if not isinstance(found, Attention) or len(found.probabilities) != 4 or not is_standard(found.product, "MatMul"):
         return None
-    scores, values = found.probabilities, context.shared(Values)
+    scores = found.probabilities
     query = [each for each in sources_of(found.query) if same_axes(each.view.axes, found.query.axes)][-1]
     if leaves(query.view.axes[-1:]) == leaves(scores[-2:-1]):  # the product transposes it
         return None
@@ -113,28 +106,16 @@ def _attention(node: ir.Node, context: Context) -> _CompressedAttention | None:
     value_sources = [each for each in sources_of(found.value, repeats=True) if not each.scalars]
     if not any(_dequantizes(each[-1].view.value) for each in (keys, value_sources)):
         return None
-    if found.is_safe and may_mask_rows(found.steps, values):
+    if found.is_safe and may_mask_rows(found.steps, context.shared(Values)):
         raise Unconverted(Reason.CODES_SAFE_SOFTMAX)
-    key, value = (_operand(each, scores) for each in (keys, value_sources))
-    for what, given, each in (("keys", keys, key), ("values", value_sources, value)):
-        source = given[-1].view.value
-        if each is None or (each.codes is None and _dequantizes(source)):
-            is_scaled = codes_of_cast(source) is None
-            raise Unconverted(Reason.CODES_SCALES if is_scaled else Reason.CODES_NOT_SCALED, what=what)
-    assert key is not None
-    assert value is not None
-    # It takes longer to quantize keys of floats that are [B, H, D, T] than it saves.
-    for what, is_slow in (("keys", key.is_transposed and key.codes is None), ("values", value.is_transposed)):
-        if is_slow:
-            raise Unconverted(Reason.CODES_SCALES, what=what)
+    key, value = _operand("keys", keys, scores), _operand("values", value_sources, scores)
     if not _is_attention(found, key, value):
         raise Unconverted(Reason.CODES_HEADS)
     factor, others = split_scalars([*query.scalars, *key.scalars, *found.scalars], found.factor)
     are_numbers = all(has_one_element(each.value, 4) for each in others) and math.isfinite(factor)
     if not are_numbers or found.softcap != 0 or not all(_is_mask(step, scores) for step in found.steps):
         raise Unconverted(Reason.CODES_SCORES)
-    found = replace(found, factor=factor, scalars=others)
-    return _CompressedAttention(found, query.view, key, value, _least_bias(found.steps, values))
+    return _CompressedAttention(replace(found, factor=factor, scalars=others), query.view, key, value)
 
 
 def _least_bias(steps: Steps, values: Values) -> float | None:
@@ -189,11 +170,26 @@ def _is_attention(found: Attention, key: _Operand, value: _Operand) -> bool:
     return is_shared and None not in numbers and 0 not in numbers and length_of(value.part.size) is not None
 
 
-def _operand(sources: list[Source], scores: Axes) -> _Operand | None:
-    """Returns a key or value, dequantized or floats; None if it is neither in an order of the operator's."""
-    for source in reversed(sources):
-        if (codes := dequantization_of(source.view.value)) is not None and not source.view.value.is_graph_output():
-            return _of_codes(View(codes.codes, source.view.axes), codes, source.scalars, scores)
+def _operand(what: str, sources: list[Source], scores: Axes) -> _Operand:
+    """Returns keys or values, dequantized or floats.
+
+    Raises:
+        Unconverted: They are in no form of the operator's.
+    """
+    forms = [(each, dequantization_of(each.view.value)) for each in sources if not each.view.value.is_graph_output()]
+    codes = [(source, form) for source, form in forms if form is not None]
+    found = _of_codes(*codes[-1], scores) if codes else _of_floats(sources, scores)
+    first = sources[-1].view.value
+    if found is None or (found.codes is None and _dequantizes(first)):
+        raise Unconverted(Reason.CODES_SCALES if codes_of_cast(first) is None else Reason.CODES_NOT_SCALED, what=what)
+    # It takes longer to quantize keys of floats that are [B, H, D, T] than it saves.
+    if found.is_transposed and (found.codes is None or what == "values"):
+        raise Unconverted(Reason.CODES_SCALES, what=what)
+    return found
+
+
+def _of_floats(sources: list[Source], scores: Axes) -> _Operand | None:
+    """Returns floats as an operand; None if they have no order of the operator's."""
     found = [_Operand(each.view, *order, each.scalars) for each in sources for order in _orders(each.view, scores)]
     whole = [each for each in found if same_axes(each.view.axes, each.axes)]
     plain = [each for each in whole if not each.is_transposed] or whole
@@ -206,11 +202,12 @@ def _orders(view: View, scores: Axes) -> list[tuple[Part, HeadLayout]]:
     return [(part, each) for each in orders if leaves(part.axes(each)) == view.order][:1]
 
 
-def _of_codes(view: View, codes: Dequantization, scalars: tuple[Scalar, ...], scores: Axes) -> _Operand | None:
+def _of_codes(source: Source, codes: Dequantization, scores: Axes) -> _Operand | None:
     """Returns codes as an operand if their scales are of heads, of tokens or groups of them, and of groups of the head.
 
     Groups are parts of tokens or of heads that the scales do not have: adjacent ones share a scale.
     """
+    view = View(codes.codes, source.view.axes)
     found = {each: codes.axes_of(each, view.axes, scores[3]) for each in codes.parameters}
     known = {each: axes for each, axes in found.items() if axes is not None}
     orders = _orders(view, scores)
@@ -228,7 +225,7 @@ def _of_codes(view: View, codes: Dequantization, scalars: tuple[Scalar, ...], sc
     is_per_channel = group < min(_MIN_GROUP, width)
     if is_per_channel and shared.tokens != part.tokens and (count is None or count < _MIN_GROUP):
         return None
-    return _Operand(view, part, order, scalars, codes, known, is_per_channel)
+    return _Operand(view, part, order, source.scalars, codes, known, is_per_channel)
 
 
 def _build(match: _CompressedAttention, edit: Edit) -> None:
@@ -315,10 +312,10 @@ def _offset(
 
 def _bias(match: _CompressedAttention, edit: Edit) -> ir.Value:
     """Returns the sum of the masks and biases, of four dimensions; numbers that absorb scores stay finite."""
-    nodes, found, least = Nodes(edit, edit.node), match.found, match.least_bias
-    if not found.steps:
+    nodes, steps = Nodes(edit, edit.node), match.found.steps
+    if not steps:
         return nodes.constant(np.zeros((1, 1, 1, 1), np.float32))
-    total = bias_of(found.steps, found.probabilities, nodes)
+    total, least = bias_of(steps, match.found.probabilities, nodes), _least_bias(steps, edit.shared(Values))
     if least is None:
         return total
 

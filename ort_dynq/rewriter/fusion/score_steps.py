@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..analysis.shape_arithmetic import known_number
 from ..analysis.values import Values
-from ..views import Axes, Nodes
+from ..views import Axes, Nodes, View
 
 _MAX_MASK = -1e20  # such a number or a lower one absorbs a score that it is added to
 MAX_NUMBER = -9e3  # scores are far from it: a mask that adds it hides them from rows with keys
@@ -20,58 +20,59 @@ _ABSORBING = -1e30  # in place of larger numbers of masks: rows without keys bec
 
 
 @dataclass(frozen=True)
-class Scalar:
-    """A number by which scores are multiplied or divided; or several, with axes of these factors."""
-
-    value: ir.Value
-    divides: bool
-    axes: Axes = field(default=(), compare=False)
-
-
-@dataclass(frozen=True)
-class Added:
-    """A bias that is added to scores, or subtracted.
+class Given:
+    """A value that changes scores, to which it is broadcast. Steps of layers with different axes may be equal.
 
     Attributes:
-        value: The bias.
+        value: The value.
         axes: The factors of its axes.
         is_proven: Whether its other axes are known to be as long as those of the scores.
-        is_half: Whether the sums become float16.
-        subtracts: Whether it is subtracted.
     """
 
     value: ir.Value
     axes: Axes = field(default=(), compare=False)
     is_proven: bool = field(default=False, compare=False)
+
+    @property
+    def view(self) -> View:
+        """The value as a view."""
+        return View(self.value, self.axes)
+
+
+@dataclass(frozen=True)
+class Scalar(Given):
+    """A number by which scores are multiplied or divided; or several."""
+
+    divides: bool = False
+
+
+@dataclass(frozen=True)
+class Added(Given):
+    """A bias that is added to scores, or subtracted; `is_half`: the sums become float16."""
+
     is_half: bool = False
     subtracts: bool = False
 
 
 @dataclass(frozen=True)
-class Masked:
-    """A condition: scores stay where it is `keeps`, and become `number` elsewhere. Others as of a bias."""
+class Masked(Given):
+    """A condition: scores stay where it is `keeps`, and become `number` elsewhere."""
 
-    value: ir.Value
-    keeps: bool
-    number: float
-    axes: Axes = field(default=(), compare=False)
-    is_proven: bool = field(default=False, compare=False)
+    keeps: bool = True
+    number: float = -math.inf
 
 
 @dataclass(frozen=True)
-class Padding:
-    """Keys that are padding: a number is added to their scores.
+class Padding(Given):
+    """Keys that are padding.
 
     Attributes:
-        value: Integers: a mask, 0 for padding, or the counts of keys that are none.
-        number: What is added.
-        axes: The factors of the axes of a mask, [B, T] or [B, S, T]. Counts have one for each sample.
+        value: Integers: a mask [B, T] or [B, S, T], 0 for padding, or the counts [B] of keys that are none.
+        number: What is added to their scores.
         more: Counts are this much less than the number of keys; None for a mask.
     """
 
-    value: ir.Value
-    number: float
-    axes: Axes = field(default=(), compare=False)
+    number: float = -math.inf
     more: int | None = None
 
 

@@ -292,7 +292,7 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
         return None if found is None else Added(other, *found, is_half, node.op_type == "Sub")
     if node.op_type in SCALING:
         found = _broadcast(other, value, axes)
-        return None if found is None else Scalar(other, node.op_type == "Div", found[0])
+        return None if found is None else Scalar(other, *found, node.op_type == "Div")
     number = constant_scalar(other)
     if number is None or not number < 0 or not does_not_grow(unexpanded(other, value) or other, value):
         return None
@@ -300,7 +300,7 @@ def _step_of(node: ir.Node, index: int, axes: Axes, *, is_half: bool) -> Step | 
         return Floor(number) if number <= MAX_NUMBER else None
     condition = None if node.inputs[0] is None else unexpanded(node.inputs[0], value) or node.inputs[0]
     found = None if condition is None else _broadcast(condition, value, axes)
-    return None if condition is None or found is None else Masked(condition, index == 1, number, *found)
+    return None if condition is None or found is None else Masked(condition, *found, index == 1, number)
 
 
 def _mask_of(before: list[Step], step: Step, context: Context) -> Masked | None:
@@ -314,7 +314,7 @@ def _mask_of(before: list[Step], step: Step, context: Context) -> Masked | None:
         if sub is None or number is None or constant_scalar(sub.inputs[0]) != 1 or sub.inputs[1] is not scalar.value:
             continue
         if known.is_integer and 0 <= known.low <= known.high <= 1 and number <= MAX_NUMBER:
-            return Masked(scalar.value, True, number, scalar.axes)
+            return Masked(scalar.value, scalar.axes, number=number)
     return None
 
 

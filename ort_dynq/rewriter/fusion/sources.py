@@ -70,5 +70,5 @@ def _unscaled(node: ir.Node, rank: int, *, at_run_time: bool) -> tuple[ir.Value,
         if value is None or other is None or not has_one_element(other, 4) or len(dims_of(value)) != rank:
             continue
         if at_run_time or known_number(other) is not None:
-            return value, Scalar(other, node.op_type == "Div")
+            return value, Scalar(other, divides=node.op_type == "Div")
     return None
