@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .analysis.einsums import labels_of
-from .analysis.nodes import is_standard
+from .analysis.nodes import is_standard, producer_of
 from .analysis.shape_arithmetic import factors_of, known_lengths, product_of
 from .analysis.shapes import is_equal
 from .analysis.standard import ARITHMETIC, RESHAPES
@@ -122,10 +122,9 @@ def skip_casts(value: ir.Value) -> ir.Value:
 def _term_of(value: ir.Value) -> ir.Value:
     """Returns the view or product to which nodes have added terms: inference does not know the lengths of the sum."""
     rank = len(dims_of(value))
-    while (node := value.producer()) is not None and is_standard(node, *ARITHMETIC, "Max", "Where"):
+    while (node := producer_of(value, *ARITHMETIC, "Max", "Where")) is not None:
         terms = [each for each in node.inputs if each is not None and len(dims_of(each)) == rank]
-        producers = [(each, each.producer()) for each in terms]
-        likely = [each for each, term in producers if term is not None and is_standard(term, "MatMul", *RESHAPES)]
+        likely = [each for each in terms if producer_of(each, "MatMul", *RESHAPES) is not None]
         if not terms:
             break
         value = (likely or terms)[0]
@@ -311,6 +310,12 @@ class Nodes:
     def cast(self, value: ir.Value, dtype: ir.DataType | None, of: ir.DataType | None = None) -> ir.Value:
         """Returns a value with elements of a type; `of`: its own, if the value does not say it."""
         return self.edit.cast(value, dtype, before=self.before, of=of)
+
+    def noted(self, value: ir.Value, like: ir.Value, dims: Iterable[Dim]) -> ir.Value:
+        """Returns a new value, which has the type of another one and these dimensions."""
+        assert like.dtype is not None
+        self.edit.facts.note(value, like.dtype, ir.Shape(dims))
+        return value
 
     def arranged(self, view: View, target: Axes) -> ir.Value:
         """Returns the elements of a view with other axes, of which it may lack factors: elements are repeated then."""

@@ -32,7 +32,7 @@ from ..analysis.values import Values
 from ..metadata import RULE as RULE_OF_NODE
 from ..reasons import Reason, Unconverted
 from ..rule import Context, Rule
-from ..views import Axes, Axis, Dim, View, dims_of, has_lengths, leaves, length_of
+from ..views import Axes, Axis, View, dims_of, has_lengths, leaves, length_of
 from .attention_build import FLOAT, MIN_QUERIES, Match, Operand, build, can_be_placed, is_of_few_queries
 from .attention_operators import is_attention, operator_attention
 from .causal import number_of_later_keys
@@ -167,15 +167,13 @@ def _check_lengths(found: Attention, operands: Iterable[list[Source]], context: 
     """
     inputs = context.facts.model.graph.inputs
     declared = {dim for value in inputs for dim in dims_of(value) if isinstance(dim, int) or not is_unnamed(dim)}
+    views = [[each.view for each in sources] for sources in operands]
     for factor in leaves(found.probabilities[:-2]):
-        known = list[set[Dim]]()
-        for sources in operands:
-            views = [each.view for each in sources]
-            places = [pair for view in views for pair in zip(view.axes, dims_of(view.value), strict=False)]
-            known.append({dim for axis, dim in places if leaves([axis]) == (factor,)} & declared)
-        lengths = [min(each, key=str) for each in known if each]
+        places = [[pair for each in own for pair in zip(each.axes, dims_of(each.value), strict=False)] for own in views]
+        known = [{dim for axis, dim in each if leaves([axis]) == (factor,)} & declared for each in places]
+        lengths = {min(each, key=str) for each in known if each}
         if lengths and not set.intersection(*filter(None, known)):
-            raise Unconverted(Reason.ATTENTION_LENGTHS, lengths=", ".join(sorted(map(str, {*lengths}))))
+            raise Unconverted(Reason.ATTENTION_LENGTHS, lengths=", ".join(sorted(map(str, lengths))))
 
 
 def _parts_of(found: Attention, sources: _Sources, results: list[View]) -> _Parts | ir.Value:

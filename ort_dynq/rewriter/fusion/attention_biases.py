@@ -20,7 +20,7 @@ from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
 from ..views import Nodes, dims_of
-from .attention_operators import BIAS, FLOATS, QUERY_KEY_VALUE, check_multi_head, noted
+from .attention_operators import BIAS, FLOATS, QUERY_KEY_VALUE, check_multi_head
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _match(node: ir.Node, context: Context) -> _Biases | None:
 def _build(match: _Biases, edit: Edit) -> None:
     node, nodes = edit.node, Nodes(edit, edit.node)
     pairs = zip(match.operands, match.biases, strict=True)
-    operands = [noted(nodes.add("Add", value, bias), value, dims_of(value), edit) for value, bias in pairs]
+    operands = [nodes.noted(nodes.add("Add", value, bias), value, dims_of(value)) for value, bias in pairs]
     inputs = [*operands, None, *node.inputs[BIAS + 1 :]]
     main = ir.node("MultiHeadAttention", inputs, dict(node.attributes), domain=MICROSOFT)
     edit.replace(node.outputs[0], edit.insert_main(main, before=node))

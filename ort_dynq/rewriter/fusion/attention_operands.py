@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
+from ...graphs import MICROSOFT
 from ...opsets import OPSET
 from ..analysis.nodes import input_of, operand
 from ..analysis.shapes import known_as
@@ -41,15 +41,14 @@ from .attention_build import (
     operator_of,
 )
 from .attention_operators import (
+    COS,
     LAST,
     POSITIONS,
+    SIN,
     TOTAL,
-    by_head,
     heads_of,
     is_attention,
     is_used,
-    noted,
-    operands_of,
     operator_attention,
     order_of,
     past_of,
@@ -142,7 +141,7 @@ def _build(match: _Made, edit: Edit) -> None:
         edit.replace(node.outputs[0], edit.insert_main(main, before=node))
         for output, value in zip(node.outputs[1:], operands, strict=False):
             if is_used(output):
-                edit.replace(output, by_head(value, match.heads[1], edit))
+                edit.replace(output, _by_head(value, match.heads[1], Nodes(edit, node)))
         return
     many = Branch(edit)
     few = ir.node(node.op_type, node.inputs, dict(node.attributes), domain=node.domain, num_outputs=_OUTPUTS)
@@ -163,20 +162,63 @@ def _build(match: _Made, edit: Edit) -> None:
 
 def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
     """Returns QuantizedAttention, which is not inserted yet, and all keys and values."""
-    node, found, past = edit.node, match.found, past_of(edit.node)
+    node, nodes, found, past = edit.node, Nodes(edit, edit.node), match.found, past_of(edit.node)
     operands = [each for each in node.inputs[:3] if each is not None]
-    if match.size:
-        has_offset = bool(past) and rotates(node) and input_of(node, POSITIONS) is None
-        offset = _length(past[0], 2, Nodes(edit, node)) if has_offset else None
-        operands = operands_of(match.heads, match.size, edit, offset)
+    first = None
+    if past and rotates(node) and input_of(node, POSITIONS) is None:
+        first = _length(past[0], 2, nodes)
+    if match.size and input_of(node, 1) is None:
+        operands = _unpacked(match, nodes)
+    if rotates(node):
+        for i in (0, 1):
+            operands[i] = _rotated(operands[i], match.heads[i], match.size, first, nodes)
     views = found.query, found.key, found.value, found.result
     for i, given in enumerate(past, 1):
-        joined = Nodes(edit, node).add("Concat", given, by_head(operands[i], match.heads[i], edit), axis=2)
-        operands[i] = noted(joined, given, dims_of(views[i].value), edit)
+        joined = nodes.add("Concat", given, _by_head(operands[i], match.heads[i], nodes), axis=2)
+        operands[i] = nodes.noted(joined, given, dims_of(views[i].value))
     made = [View(value, view.axes) for value, view in zip((*operands, found.result.value), views, strict=True)]
     q, k, v, y = (Operand(each, Part.of(each, found.probabilities), order_of(each.axes)) for each in made)
     operator, _ = operator_of(Match(found, q, k, v, y, ends_together=bool(past)), operands[0].dtype or FLOAT, edit)
     return operator, operands[1:]
+
+
+def _unpacked(match: _Made, nodes: Nodes) -> list[ir.Value]:
+    """Returns query, key and value that the first input of GroupQueryAttention has."""
+    packed, widths = operand(nodes.before), [n * match.size for n in match.heads]
+    split = ir.node("Split", [packed, nodes.constant(widths)], {"axis": -1}, num_outputs=len(widths))
+    nodes.edit.insert(split, before=nodes.before)
+    pairs = zip(split.outputs, widths, strict=True)
+    return [nodes.noted(each, packed, [*dims_of(packed)[:2], width]) for each, width in pairs]
+
+
+def _rotated(value: ir.Value, heads: int, size: int, first: ir.Value | None, nodes: Nodes) -> ir.Value:
+    """Returns a query or key [B, S, heads * size] with its positions.
+
+    `first`: the position of the first token, a vector of one element, if the operator is not given any; None: 0.
+    """
+    node = nodes.before
+    positions, cos, sin = input_of(node, POSITIONS), operand(node, COS), operand(node, SIN)
+    half = dims_of(cos)[-1]
+    assert isinstance(half, int)
+    first = nodes.constant([0]) if first is None else first
+    # The operator uses the first element alone in a prompt.
+    positions = first if positions is None else nodes.add("Gather", nodes.add("Reshape", positions, [-1]), first)
+    attributes = {"num_heads": heads, "interleaved": node.attributes.get_int("rotary_interleaved", 0)}
+    if half * 2 != size:
+        attributes["rotary_embedding_dim"] = half * 2
+    rotary = ir.node("RotaryEmbedding", [value, positions, cos, sin], attributes, domain=MICROSOFT)
+    return nodes.noted(nodes.edit.insert(rotary, before=node), value, dims_of(value))
+
+
+def _by_head(value: ir.Value, heads: int, nodes: Nodes) -> ir.Value:
+    """Returns [B, heads, S, elements] of [B, S, heads * elements], or of itself."""
+    dims = dims_of(value)
+    if len(dims) == 4:
+        return value
+    batch, tokens, width = dims
+    size = width // heads if isinstance(width, int) else -1
+    swapped = nodes.add("Transpose", nodes.add("Reshape", value, [0, 0, heads, size]), perm=[0, 2, 1, 3])
+    return nodes.noted(swapped, value, [batch, heads, tokens, size])
 
 
 def _condition(nodes: Nodes) -> ir.Value:
@@ -197,7 +239,7 @@ def _condition(nodes: Nodes) -> ir.Value:
     def has_no_room() -> ir.Value:
         room, given = _length(past, 2, nodes), nodes.cast(total, ir.DataType.INT64)
         is_full = nodes.add("Equal", nodes.add("Add", room, count_of(queries, nodes)), given)
-        are_all = nodes.add("Equal", room, np.zeros(1, np.int64))
+        are_all = nodes.add("Equal", room, [0])
         # Positions behind past keys need not be adjacent. New keys follow those of each sample.
         if not is_first and last is not None:
             least = nodes.add("ReduceMin", nodes.cast(last, ir.DataType.INT64), keepdims=0)

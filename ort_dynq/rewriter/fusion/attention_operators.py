@@ -10,17 +10,14 @@ import math
 from collections.abc import Sequence, Sized
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 
-from ...graphs import MICROSOFT
+from ...graphs import MICROSOFT, operator_of
 from ...operators.encodings import HeadLayout
-from ..analysis.nodes import input_of, is_standard, operand
+from ..analysis.nodes import input_of
 from ..analysis.shapes import is_equal
-from ..analysis.standard import ATTENTION
-from ..edit import Edit
 from ..reasons import Reason, Unconverted
-from ..views import Dim, Nodes, View, axes_of, broadcast, dims_of, length_of
+from ..views import View, axes_of, broadcast, dims_of, length_of
 from .score_steps import Added, Masked, Padding, Step, Steps
 from .scores import Attention, Part
 
@@ -48,10 +45,10 @@ _ATTRIBUTES = {
     "qk_output": "output of scores",
     "smooth_softmax": "softmax with a sink",
 }
-_PAST = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4)}  # inputs
+_PAST = {"Attention": (4, 5), f"{MICROSOFT}.MultiHeadAttention": (6, 7), f"{MICROSOFT}.GroupQueryAttention": (3, 4)}
 _OUTPUTS_WITH_PAST = 3  # the present keys and values, too
 QUERY_KEY_VALUE = 3
-POSITIONS, LAST, TOTAL, _COS, _SIN = 9, 5, 6, 7, 8  # inputs of GroupQueryAttention
+LAST, TOTAL, COS, SIN, POSITIONS = 5, 6, 7, 8, 9  # inputs of GroupQueryAttention
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
@@ -79,14 +76,12 @@ def operator_attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] |
 
 def is_attention(node: ir.Node) -> bool:
     """Returns whether a node is one of the operators."""
-    if node.domain == MICROSOFT:
-        return node.op_type in ATTENTION - {"Attention"}
-    return is_standard(node, "Attention")
+    return operator_of(node) in _PAST
 
 
 def past_of(node: ir.Node) -> list[ir.Value]:
     """Returns the past keys and values of one of the operators; none if it has none."""
-    past = [input_of(node, i) for i in _PAST[node.op_type]]
+    past = [input_of(node, i) for i in _PAST[operator_of(node)]]
     return [each for each in past if each is not None]
 
 
@@ -105,7 +100,7 @@ def rotates(node: ir.Node) -> bool:
 def size_of_heads(node: ir.Node) -> int | None:
     """Returns the elements of a head of GroupQueryAttention; None if they, or those that it rotates, are not known."""
     heads, key_heads = heads_of(node)
-    query, cos, sin = node.inputs[0], input_of(node, _COS), input_of(node, _SIN)
+    query, cos, sin = node.inputs[0], input_of(node, COS), input_of(node, SIN)
     dims = [] if query is None else dims_of(query)
     all_heads = heads + 2 * key_heads if input_of(node, 1) is None else heads
     if query is None or query.dtype not in FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
@@ -197,7 +192,7 @@ def _check(
     Raises:
         Unconverted: It has more.
     """
-    past, has_past = _PAST[node.op_type], bool(past_of(node))
+    past, has_past = _PAST[operator_of(node)], bool(past_of(node))
     for i, value in enumerate(node.inputs):
         if value is not None and i not in past and (i in inputs or i > max(inputs)):
             raise Unconverted(Reason.ATTENTION_OPERATOR, what=inputs.get(i, _LATER_INPUTS))
@@ -263,60 +258,3 @@ def _with(node: ir.Node, operands: Sequence[ir.Value] | None, factor: float | No
         is_mask = mask.dtype == ir.DataType.BOOL
         steps = (Masked(mask, view.axes) if is_mask else Added(mask, view.axes),)
     return Attention(q, k, v, axes, node, y, factor=factor, steps=steps)
-
-
-def operands_of(heads: Sequence[int], size: int, edit: Edit, offset: ir.Value | None = None) -> list[ir.Value]:
-    """Returns query, key and value of GroupQueryAttention, which the operator itself may take apart and rotate.
-
-    Args:
-        heads: The numbers of heads of query, key and value.
-        size: The elements of a head.
-        edit: Records the new nodes.
-        offset: The position of the first token, a vector of one element, if the operator is not given any; None: 0.
-    """
-    node, query = edit.node, operand(edit.node)
-    operands = [each for each in node.inputs[:QUERY_KEY_VALUE] if each is not None]
-    if input_of(node, 1) is None:
-        widths = [n * size for n in heads]
-        given = [query, edit.add_constant(np.array(widths), before=node)]
-        split = ir.node("Split", given, {"axis": -1}, num_outputs=QUERY_KEY_VALUE)
-        edit.insert(split, before=node)
-        pairs = zip(split.outputs, widths, strict=True)
-        operands = [noted(each, query, [*dims_of(query)[:2], width], edit) for each, width in pairs]
-    if rotates(node):
-        operands[:2] = [_rotated(each, n, size, edit, offset) for each, n in zip(operands[:2], heads, strict=False)]
-    return operands
-
-
-def _rotated(value: ir.Value, heads: int, size: int, edit: Edit, offset: ir.Value | None) -> ir.Value:
-    """Returns a query or key [B, S, heads * size] with its positions."""
-    node, nodes = edit.node, Nodes(edit, edit.node)
-    positions, cos, sin = input_of(node, POSITIONS), operand(node, _COS), operand(node, _SIN)
-    half = dims_of(cos)[-1]
-    assert isinstance(half, int)
-    first = nodes.constant(np.zeros(1, np.int64)) if offset is None else offset
-    # The operator uses the first element alone in a prompt.
-    positions = first if positions is None else nodes.add("Gather", nodes.add("Reshape", positions, [-1]), first)
-    attributes = {"num_heads": heads, "interleaved": node.attributes.get_int("rotary_interleaved", 0)}
-    if half * 2 != size:
-        attributes["rotary_embedding_dim"] = half * 2
-    rotary = ir.node("RotaryEmbedding", [value, positions, cos, sin], attributes, domain=MICROSOFT)
-    return noted(edit.insert(rotary, before=node), value, dims_of(value), edit)
-
-
-def by_head(value: ir.Value, heads: int, edit: Edit) -> ir.Value:
-    """Returns [B, heads, S, elements] of [B, S, heads * elements], or of itself."""
-    dims, nodes = dims_of(value), Nodes(edit, edit.node)
-    if len(dims) == 4:
-        return value
-    batch, tokens, width = dims
-    size = width // heads if isinstance(width, int) else -1
-    swapped = nodes.add("Transpose", nodes.add("Reshape", value, [0, 0, heads, size]), perm=[0, 2, 1, 3])
-    return noted(swapped, value, [batch, heads, tokens, size], edit)
-
-
-def noted(new: ir.Value, like: ir.Value, dims: Sequence[Dim], edit: Edit) -> ir.Value:
-    """Returns a new value, which has the type of another one."""
-    assert like.dtype is not None
-    edit.facts.note(new, like.dtype, ir.Shape(dims))
-    return new
