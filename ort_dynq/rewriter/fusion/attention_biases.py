@@ -19,8 +19,8 @@ from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
-from ..views import Nodes, dims_of
-from .attention_operators import BIAS, FLOATS, QUERY_KEY_VALUE, check_multi_head
+from ..views import FLOATS, Nodes, dims_of
+from .attention_operators import BIAS, QUERY_KEY_VALUE, check_multi_head
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,11 @@ def _match(node: ir.Node, context: Context) -> _Biases | None:
     except Unconverted:  # the rule for attention reports it
         return None
     values = [each for each in operands if each is not None and each.dtype in FLOATS and len(dims_of(each)) == 3]
-    widths = [dims_of(each)[-1] for each in values]
-    numbers = [each for each in widths if isinstance(each, int)]
+    widths = [width for each in values if isinstance(width := dims_of(each)[-1], int)]
     elements = evaluate(bias, context.facts)
-    if len(numbers) != QUERY_KEY_VALUE or elements is None or elements.shape != (sum(numbers),):
+    if len(widths) != QUERY_KEY_VALUE or elements is None or elements.shape != (sum(widths),):
         return None
-    return _Biases(values, np.split(elements, np.cumsum(numbers)[:-1]))
+    return _Biases(values, np.split(elements, np.cumsum(widths)[:-1]))
 
 
 def _build(match: _Biases, edit: Edit) -> None:

@@ -15,20 +15,7 @@ from ..analysis.nodes import producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, known_as
 from ..edit import Edit, call
-from ..views import (
-    Axes,
-    Axis,
-    Dim,
-    Nodes,
-    View,
-    apart,
-    dims_of,
-    has_lengths,
-    held,
-    leaves,
-    length_of,
-    same_axes,
-)
+from ..views import Axes, Axis, Dim, Nodes, View, apart, dims_of, has_lengths, held, leaves, length_of, same_axes
 from .score_steps import Added, Given, Masked, Padding, Scalar, Step, Steps, sum_of, times
 from .scores import Attention, Part
 

@@ -29,36 +29,14 @@ from ..edit import Branch, Edit
 from ..reasons import Unconverted
 from ..rule import Context, Rule
 from ..views import Nodes, View, axes_of, dims_of
-from .attention_build import (
-    FEW,
-    FLOAT,
-    Match,
-    Operand,
-    chosen,
-    count_of,
-    is_of_few_queries,
-    many_queries,
-    operator_of,
-)
-from .attention_operators import (
-    COS,
-    LAST,
-    POSITIONS,
-    SIN,
-    TOTAL,
-    heads_of,
-    is_attention,
-    is_used,
-    operator_attention,
-    order_of,
-    past_of,
-    rotates,
-    size_of_heads,
-)
+from .attention_build import FEW, FLOAT, Match, Operand, chosen, count_of, is_of_few_queries, many_queries, operator_of
+from .attention_operators import LAST, heads_of, is_attention, is_used, operator_attention, order_of, past_of, rotates
 from .score_steps import may_mask_rows
 from .scores import Attention, Part
 
 _OUTPUTS = 3
+_TOTAL, _COS, _SIN, _POSITIONS = 6, 7, 8, 9  # inputs of GroupQueryAttention
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
 
 
 @dataclass(frozen=True)
@@ -89,7 +67,7 @@ def _match(node: ir.Node, context: Context) -> _Made | None:
     counts = [dims_of(values[0])[1] if ranks == {4} else count, *(dims_of(each)[1] for each in past if each.shape)]
     counts += [] if past else [key_count, key_count]
     numbers = [each for each in counts if isinstance(each, int) and each > 0]
-    size = (size_of_heads(node) or 0) if is_group else 0
+    size = (_size_of_heads(node) or 0) if is_group else 0
     if len(numbers) != 3 or numbers[0] % numbers[1] or (is_group and not (size and key_count == numbers[1])):
         return None
     if not (_has_cache(node, past, values) if past else is_group and _makes_operands(node)):
@@ -102,11 +80,25 @@ def _match(node: ir.Node, context: Context) -> _Made | None:
     return _Made(replace(found, is_safe=is_safe), heads, size)
 
 
+def _size_of_heads(node: ir.Node) -> int | None:
+    """Returns the elements of a head of GroupQueryAttention; None if they, or those that it rotates, are not known."""
+    heads, key_heads = heads_of(node)
+    query, cos, sin = node.inputs[0], input_of(node, _COS), input_of(node, _SIN)
+    dims = [] if query is None else dims_of(query)
+    all_heads = heads + 2 * key_heads if input_of(node, 1) is None else heads
+    if query is None or query.dtype not in _FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
+        return None
+    if rotates(node) and (cos is None or sin is None or not isinstance([None, *dims_of(cos)][-1], int)):
+        return None
+    width = dims[-1]
+    return width // all_heads if isinstance(width, int) and not width % all_heads else None
+
+
 def _has_cache(node: ir.Node, past: list[ir.Value], values: list[ir.Value]) -> bool:
     """Returns whether past keys and values are floats, the outputs all of them, and the number of queries not known."""
     if len(past) != 2 or len(node.outputs) != _OUTPUTS or any(len(dims_of(each)) != 4 for each in past):
         return False
-    is_counted = node.op_type != "GroupQueryAttention" or input_of(node, TOTAL) is not None
+    is_counted = node.op_type != "GroupQueryAttention" or input_of(node, _TOTAL) is not None
     are_floats = all(each.dtype == FLOAT for each in (*values, *past))
     return is_counted and are_floats and not isinstance(dims_of(values[0])[-2], int)
 
@@ -165,7 +157,7 @@ def _made(match: _Made, edit: Edit) -> tuple[ir.Node, list[ir.Value]]:
     node, nodes, found, past = edit.node, Nodes(edit, edit.node), match.found, past_of(edit.node)
     operands = [each for each in node.inputs[:3] if each is not None]
     first = None
-    if past and rotates(node) and input_of(node, POSITIONS) is None:
+    if past and rotates(node) and input_of(node, _POSITIONS) is None:
         first = _length(past[0], 2, nodes)
     if match.size and input_of(node, 1) is None:
         operands = _unpacked(match, nodes)
@@ -197,7 +189,7 @@ def _rotated(value: ir.Value, heads: int, size: int, first: ir.Value | None, nod
     `first`: the position of the first token, a vector of one element, if the operator is not given any; None: 0.
     """
     node = nodes.before
-    positions, cos, sin = input_of(node, POSITIONS), operand(node, COS), operand(node, SIN)
+    positions, cos, sin = input_of(node, _POSITIONS), operand(node, _COS), operand(node, _SIN)
     half = dims_of(cos)[-1]
     assert isinstance(half, int)
     first = nodes.constant([0]) if first is None else first
@@ -231,10 +223,10 @@ def _condition(nodes: Nodes) -> ir.Value:
     view = View(query, axes_of(dims_of(query)))
     queries, nodes = view.axes[-2], replace(nodes, views=(view,))
     many = many_queries(queries, nodes)
-    total = input_of(node, TOTAL) if node.op_type == "GroupQueryAttention" else None
+    total = input_of(node, _TOTAL) if node.op_type == "GroupQueryAttention" else None
     if total is None:
         return many
-    is_first, last = rotates(node) and input_of(node, POSITIONS) is not None, input_of(node, LAST)
+    is_first, last = rotates(node) and input_of(node, _POSITIONS) is not None, input_of(node, LAST)
 
     def has_no_room() -> ir.Value:
         room, given = _length(past, 2, nodes), nodes.cast(total, ir.DataType.INT64)

@@ -48,8 +48,7 @@ _ATTRIBUTES = {
 _PAST = {"Attention": (4, 5), f"{MICROSOFT}.MultiHeadAttention": (6, 7), f"{MICROSOFT}.GroupQueryAttention": (3, 4)}
 _OUTPUTS_WITH_PAST = 3  # the present keys and values, too
 QUERY_KEY_VALUE = 3
-LAST, TOTAL, COS, SIN, POSITIONS = 5, 6, 7, 8, 9  # inputs of GroupQueryAttention
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of RotaryEmbedding
+LAST = 5  # of GroupQueryAttention: the number of the last key of each sample
 _FILTER = -10000.0  # ONNX Runtime adds it to the scores of padding
 _LATER_INPUTS = "length or cache of past keys"
 _OTHER_NUMBERS = "causal mask for other numbers of queries and keys"
@@ -95,20 +94,6 @@ def heads_of(node: ir.Node) -> tuple[int, int]:
 def rotates(node: ir.Node) -> bool:
     """Returns whether GroupQueryAttention gives query and key their positions."""
     return node.attributes.get_int("do_rotary", 0) == 1
-
-
-def size_of_heads(node: ir.Node) -> int | None:
-    """Returns the elements of a head of GroupQueryAttention; None if they, or those that it rotates, are not known."""
-    heads, key_heads = heads_of(node)
-    query, cos, sin = node.inputs[0], input_of(node, COS), input_of(node, SIN)
-    dims = [] if query is None else dims_of(query)
-    all_heads = heads + 2 * key_heads if input_of(node, 1) is None else heads
-    if query is None or query.dtype not in FLOATS or len(dims) != 3 or min(heads, key_heads) < 1:
-        return None
-    if rotates(node) and (cos is None or sin is None or not isinstance([None, *dims_of(cos)][-1], int)):
-        return None
-    width = dims[-1]
-    return width // all_heads if isinstance(width, int) and not width % all_heads else None
 
 
 def _attention(node: ir.Node, opset: int, operands: Sequence[ir.Value] | None) -> Attention:

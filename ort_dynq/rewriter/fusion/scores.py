@@ -154,21 +154,9 @@ def attention_of(node: ir.Node, context: Context) -> Attention | Unconverted | N
         query, key = key, query
     product, index, view, is_safe = after
     operands, result = operands_of(product, {index: view.axes})
-    scalars, softcap, steps = split_steps(scores.steps)
-    return Attention(
-        query,
-        key,
-        operands[1 - index],
-        axes,
-        product,
-        View(product.outputs[0], result),
-        is_safe,
-        tuple(walk.shapes),
-        scores.factor,
-        scalars,
-        softcap,
-        steps,
-    )
+    value, y, shapes = operands[1 - index], View(product.outputs[0], result), tuple(walk.shapes)
+    steps = split_steps(scores.steps)
+    return Attention(query, key, value, axes, product, y, is_safe, shapes, scores.factor, *steps)
 
 
 def _lost(value: ir.Value, reason: Reason) -> Unconverted:
