@@ -40,30 +40,19 @@ class _Rotary:
 
 
 def _match(node: ir.Node, context: Context) -> _Rotary | None:
-    if not context.options.fuse:
-        return None
-    products = [producer_of(each, "Mul") for each in node.inputs]
-    for first, second in (products, products[::-1]):
-        found = None if first is None or second is None else _rotary(first, second, node.graph)
-        if found is not None:
-            return found
-    return None
-
-
-def _rotary(plain: ir.Node, turned: ir.Node, graph: ir.Graph | ir.Function | None) -> _Rotary | None:
-    """Returns the embedding with the products x * cos and rotated * sin."""
-    if only_use(plain.outputs[0]) is None or only_use(turned.outputs[0]) is None:
-        return None
-    for rotated, sin in (turned.inputs, turned.inputs[::-1]):
-        concat = producer_of(rotated, "Concat")
-        x = None if concat is None or concat.graph is not graph else _rotated(concat)
-        if x is None or sin is None or x not in plain.inputs:
-            continue
-        cos, size = plain.inputs[1 - plain.inputs.index(x)], dims_of(x)[-1]
-        if cos is None or x.dtype != ir.DataType.FLOAT or not isinstance(size, int) or not same_shape(cos, sin):
-            return None
-        is_table = all(_fits(each, x) and _has_equal_halves(each) for each in (cos, sin))
-        return _Rotary(x, cos, sin, size) if is_table else None
+    muls = [producer_of(each, "Mul") for each in node.inputs] if context.options.fuse else []
+    products = [each for each in muls if each is not None and only_use(each.outputs[0]) is not None]
+    for plain, turned in (products, products[::-1]) if len(products) == len(node.inputs) else ():
+        for rotated, sin in (turned.inputs, turned.inputs[::-1]):
+            concat = producer_of(rotated, "Concat")
+            x = None if concat is None or concat.graph is not node.graph else _rotated(concat)
+            if x is None or sin is None or x.dtype != ir.DataType.FLOAT or x not in plain.inputs:
+                continue
+            cos, size = plain.inputs[1 - plain.inputs.index(x)], dims_of(x)[-1]
+            if cos is None or not isinstance(size, int) or not same_shape(cos, sin):
+                continue
+            if all(_fits(each, x) and _has_equal_halves(each) for each in (cos, sin)):
+                return _Rotary(x, cos, sin, size)
     return None
 
 

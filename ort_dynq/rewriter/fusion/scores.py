@@ -185,13 +185,7 @@ def _softmax_of(node: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def _scores_of(
-    users: Sequence[ir.Node],
-    index: int,
-    axes: Axes,
-    walk: _Walk,
-    distance: int = 0,
-    *,
-    is_half: bool = False,
+    users: Sequence[ir.Node], index: int, axes: Axes, walk: _Walk, distance: int = 0, *, is_half: bool = False
 ) -> _Scores | None:
     """Returns the scores that nodes read as one of their inputs, if nothing else uses them.
 
