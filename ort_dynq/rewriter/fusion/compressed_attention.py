@@ -304,9 +304,11 @@ def _offset(
     # With fewer dimensions, ONNX Runtime takes 60 times as long for parameters with a last dimension of 1.
     total = nodes.constant(np.full((1, 1, 1, 1), middle, np.float32))
     axes, rank = of_parameters[given.scale], max(4, *(len(dims_of(each)) for each in given.parameters))
-    sum_type = "Sub" if given.is_subtracted else "Add"
-    for op_type, each in (("Sub", given.zero), ("Mul", given.scale), (sum_type, given.offset)):
-        total = total if each is None else nodes.add(op_type, total, nodes.cast(each, dtype))
+    if given.zero is not None:
+        total = nodes.add("Sub", total, nodes.cast(given.zero, dtype))
+    total = nodes.add("Mul", total, nodes.cast(given.scale, dtype))
+    if given.offset is not None:
+        total = nodes.add("Sub" if given.is_subtracted else "Add", total, nodes.cast(given.offset, dtype))
     return total, dtype, ((),) * (rank - len(axes)) + axes
 
 

@@ -20,7 +20,7 @@ from ..analysis.limits import CHAIN
 from ..analysis.nodes import is_standard, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths
 from ..analysis.shapes import has_one_element, is_equal, known_as, same_shape
-from ..analysis.standard import ARITHMETIC, AXES, PASSING
+from ..analysis.standard import ARITHMETIC, AXES, PASSING, SELECTING
 from ..edit import Edit
 from ..rule import Context, Rule
 from ..views import Nodes, dims_of
@@ -70,7 +70,7 @@ def _rotated(concat: ir.Node) -> ir.Value | None:
 
 def _part(value: ir.Value | None) -> tuple[ir.Value, int, int] | None:
     """Returns x [B, H, S, D], and where a value that is a part of it along D begins and ends; None for other values."""
-    node = producer_of(value, "Slice", "Split")
+    node = producer_of(value, *SELECTING - {"Gather"})
     x = None if node is None else node.inputs[0]
     size = None if x is None or len(dims_of(x)) != _RANK else dims_of(x)[-1]
     if value is None or node is None or x is None or not isinstance(size, int):
