@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
-from helpers import assert_same, make_session, stock_session
+from helpers import assert_same, every, make_session, stock_session
 from product_models import F, model_of
 from published_forms import ASYMMETRIC, CODES, CONSTANTS, ENDS, INPUTS, PRODUCT, RANGE, K
-from rewriting import products
+from rewriting import FOLDERS, MODELS, products
 from unbounded_models import data, with_nan
 
 from ort_dynq import verify
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.reasons import Reason
+from ort_dynq.tools.bench.models import recorded_inputs
 
 END = "t = Div(x, s) n = Round(t) c = Clip(n, low, high) y0 = Mul(c, s) "
 FINITE_CODES = {
@@ -112,3 +114,42 @@ def test_verify_knows_the_roundings_of_a_difference() -> None:
     x[0] *= F(3e-8)
     x[0, :, 1] = F(-9e-6)  # the zero point is large, and the weights of this element are 0
     assert verify(model, rewrite(model).to_proto(), inputs={"x": x}).passed
+
+
+LOST = {  # docs/numerics.md has the reasons
+    "brevitas_tensor": "rows share a scale",
+    "frame_unclipped": "a convolution",
+    "joined_parts": "rows share a scale",
+    "moved_codes": "rows share a scale",
+    "relative_bounds": "x is clamped before it is divided",
+    "shared_scales": "rows share a scale",
+    "token_float_offset": "no epsilon",
+    "torch_quarot": "x is reshaped before it is reduced",
+    "torch_quarot_group": "x is reshaped before it is reduced",
+}
+OTHERS = {"ort_dynamic_lstm", "ort_nbits"}
+"""Models whose operators of com.microsoft quantize NaN in other ways."""
+
+
+@pytest.mark.parametrize("name", [*LOST, *every(12, [each for each in FOLDERS if each not in {*LOST, *OTHERS}])])
+def test_models_that_lose_nan(name: str) -> None:
+    """In others, the same elements are NaN, and exact rewrites lose none. Verification finds what is lost."""
+    model, feeds = onnx.load(MODELS / name / "model.onnx"), recorded_inputs(MODELS / name)
+    given = next((each for each, array in feeds.items() if array.dtype.kind == "f" and array.size > 8), None)
+    if given is None:
+        pytest.skip("no input of floats")
+    results = [rewrite(model, exact=exact).to_proto() for exact in (False, True)]
+    sessions = [stock_session(model), *(make_session(each, "native") for each in results)]
+    rng, passes = np.random.default_rng(0), set()
+    for _ in range(10):
+        inputs = {**feeds, given: feeds[given].copy()}
+        inputs[given].flat[rng.integers(feeds[given].size)] = np.nan
+        found = [session.run(None, inputs) for session in sessions]
+        expected, actual, exact = (
+            np.array([element != element for each in outputs for element in np.ravel(each)]) for outputs in found
+        )
+        assert np.array_equal(exact, expected)
+        assert not (actual & ~expected).any()
+        if (expected & ~actual).any():
+            passes.add(verify(model, results[0], inputs=inputs).passed)
+    assert passes == ({False} if name in LOST else set())
