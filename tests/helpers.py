@@ -123,8 +123,11 @@ def pairwise(*parameters: Iterable[Any]) -> list[Any]:
 
 
 def product_of(operator: str | None) -> str:
-    """Returns the integer product that an operator computes, perhaps with a program over its result; else nothing."""
-    name = (operator or "").removesuffix("Program")
+    """Returns the integer product that an operator computes; else nothing.
+
+    The operator may also quantize the activation before, and run a program over the result.
+    """
+    name = (operator or "").removeprefix("Dynamic").removesuffix("Program")
     return name if name in ("QuantizedMatMul", "QuantizedConv") else ""
 
 

@@ -160,6 +160,16 @@ MatMulInputs::MatMulInputs(Context& context)
       column_sum(context.input(6)),
       bias(context.input(7)) {}
 
+MatMulInputs::MatMulInputs(Context& context, const uint8_t* codes, const float* scale, const uint8_t* zero_point)
+    : src{kUint8, context.input(0).shape, codes},
+      scale{kFloat, {}, scale},
+      zero_point{kUint8, {}, zero_point},
+      weight(context.input(1)),
+      weight_zp(context.input(2)),
+      column_scale(context.input(3)),
+      column_sum(context.input(4)),
+      bias(context.input(5)) {}
+
 MatMulShape check_matmul(const MatMulAttributes& attributes, const MatMulInputs& inputs) {
   MatMulShape found = {};
   ProductShape& product = found.product;

@@ -19,9 +19,12 @@ struct MatMulAttributes {
 };
 
 struct MatMulInputs {
-  static constexpr size_t kCount = 8;
+  static constexpr size_t kCount = 8, kDynamicCount = 6;
 
   explicit MatMulInputs(Context& context);
+
+  // Those of DynamicQuantizedMatMul: input 0 are floats, and their codes with scale and zero point stand here.
+  MatMulInputs(Context& context, const uint8_t* codes, const float* scale, const uint8_t* zero_point);
 
   Tensor src, scale, zero_point, weight, weight_zp, column_scale, column_sum, bias;
 };

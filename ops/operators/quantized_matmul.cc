@@ -5,12 +5,15 @@
 // into tasks.
 //
 // QuantizedMatMulProgram is the same, and then a program for each element of the result, while it is in the cache.
+// DynamicQuantizedMatMul and DynamicQuantizedMatMulProgram make the codes, as DynamicQuantizeLinear does.
 #include <optional>
 
+#include "core/linear_quantizer.h"
 #include "core/matmul_shape.h"
 #include "core/product.h"
 #include "core/product_plan.h"
 #include "core/program.h"
+#include "core/scratch.h"
 #include "kernels/dispatch.h"
 
 namespace dynq {
@@ -23,21 +26,26 @@ class QuantizedMatMul : public Node {
 
   void compute(Context& context) const override {
     const MatMulInputs inputs(context);
+    multiply(context, inputs, MatMulInputs::kCount, [] {});
+  }
+
+ protected:
+  // `quantize` writes codes, scale and zero point of the activation, when all inputs are known to be valid.
+  template <class Quantize>
+  void multiply(Context& context, const MatMulInputs& inputs, size_t operand, const Quantize& quantize) const {
     const MatMulShape shape = check_matmul(attributes_, inputs);
     ProgramTensors operands;
-    if (tail_) operands = tail_->tensors(context, MatMulInputs::kCount, shape.result, shape.result.rank - 1);
+    if (tail_) operands = tail_->tensors(context, operand, shape.result, shape.result.rank - 1);
     void* const dst = context.output(0, shape.result);
     if (shape.result.elements() == 0) return;
+    quantize();
     const ProductPlan plan = plan_product(shape.product, *active_isa().products);
     Product product(shape, inputs, attributes_, plan, dst, tail_ ? &*tail_ : nullptr, operands);
     product.prepare(context);
     product.run(context);
   }
 
- private:
   MatMulAttributes attributes_;
-
- protected:
   std::optional<Tail> tail_;
 };
 
@@ -46,6 +54,38 @@ class QuantizedMatMulProgram : public QuantizedMatMul {
   explicit QuantizedMatMulProgram(const Attributes& attributes)
       : QuantizedMatMul(attributes, "QuantizedMatMulProgram") {
     tail_.emplace("QuantizedMatMulProgram", attributes);
+  }
+};
+
+class DynamicQuantizedMatMul : public QuantizedMatMul {
+ public:
+  explicit DynamicQuantizedMatMul(const Attributes& attributes, const char* name = "DynamicQuantizedMatMul")
+      : QuantizedMatMul(attributes, name), quantizer_(name, true) {
+    attributes_.terms = 1;
+  }
+
+  void compute(Context& context) const override {
+    const Tensor src = context.input(0);
+    Scratch<uint8_t, 4096 + kLine> memory;
+    uint8_t* codes = memory.allocate(src.shape.elements() + kLine);
+    codes += -reinterpret_cast<uintptr_t>(codes) % kLine;
+    float scale;
+    uint8_t zero_point;
+    const MatMulInputs inputs(context, codes, &scale, &zero_point);
+    multiply(context, inputs, MatMulInputs::kDynamicCount,
+             [&] { quantizer_.run(context, src, codes, &scale, &zero_point); });
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;  // codes begin in a line of the cache, as tensors do: 4 % faster
+  const LinearQuantizer quantizer_;
+};
+
+class DynamicQuantizedMatMulProgram : public DynamicQuantizedMatMul {
+ public:
+  explicit DynamicQuantizedMatMulProgram(const Attributes& attributes)
+      : DynamicQuantizedMatMul(attributes, "DynamicQuantizedMatMulProgram") {
+    tail_.emplace("DynamicQuantizedMatMulProgram", attributes);
   }
 };
 
@@ -72,6 +112,27 @@ Operator quantized_matmul() {
 Operator quantized_matmul_program() {
   Operator op = with_program(quantized_matmul(), "QuantizedMatMulProgram", make_node<QuantizedMatMulProgram>);
   op.signatures.resize(4);  // of float32
+  return op;
+}
+
+Operator dynamic_quantized_matmul() {
+  Operator op = {"DynamicQuantizedMatMul",
+                 MatMulInputs::kDynamicCount,
+                 {{{kFloat, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
+                  {{kFloat, kInt8, kInt8, kFloat16, kInt32, kFloat}, {kFloat}},
+                  {{kFloat16, kInt8, kInt8, kFloat, kInt32, kFloat16}, {kFloat16}},
+                  {{kFloat16, kInt8, kInt8, kFloat16, kInt32, kFloat16}, {kFloat16}}},
+                 make_node<DynamicQuantizedMatMul>,
+                 type_of_input<5>};
+  op.columns_input = 5;  // bias
+  op.stack_input = 1;
+  return op;
+}
+
+Operator dynamic_quantized_matmul_program() {
+  Operator op = with_program(dynamic_quantized_matmul(), "DynamicQuantizedMatMulProgram",
+                             make_node<DynamicQuantizedMatMulProgram>);
+  op.signatures.resize(2);  // of float32
   return op;
 }
 

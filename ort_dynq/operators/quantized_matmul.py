@@ -1,9 +1,13 @@
-"""QuantizedMatMul: codes of an activation times packed weights of 8, 4 or 2 bits, to float32, in one operator."""
+"""QuantizedMatMul: codes of an activation times packed weights of 8, 4 or 2 bits, to float32, in one operator.
+
+DynamicQuantizedMatMul has the activation itself, and makes its codes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from .encodings import ScaleOrder
 from .function_text import (
@@ -31,7 +35,7 @@ MAX_SYMMETRIC_SUM_LENGTH = (2**31 - 1) // (255 * 128)
 MAX_JOINED_LENGTH = 128  # of sums of two terms that are added as int32: they are within MAX_SUM_LENGTH / 255
 
 
-def _body(opset: int, programs: Sequence[str] = ()) -> str:
+def _body(opset: int, programs: Sequence[str] = (), *, quantizes: bool = False) -> str:
     # Weights are uint8, since ONNX Runtime's sums of uint8 and int8 products saturate on some CPUs. If K is 0,
     # MatMulInteger crashes on zero points, and without them leaves its output unset (ONNX Runtime 1.31).
     flat = reshape(opset)
@@ -43,7 +47,13 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
     # The shapes below are [..., groups, M * terms, K / groups] and [..., groups, K / groups, N]: MatMulInteger
     # broadcasts the matrices of the activation and of stacked weights, if there is a stack.
     vectors = "\n".join(f"n{i} = Constant<value_ints = [{i}]>()" for i in range(5))
+    codes, quantization, terms = "src", "", "value_int: int = @terms"
+    if quantizes:
+        codes, terms = "quantized_src", "value_int = 1"
+        quantization = """real_src = Cast<to = 1>(src)
+        quantized_src, scale, zero_point = DynamicQuantizeLinear(real_src)"""
     return f"""{{
+        {quantization}
         {integers(3)}
         {vectors}
         last = Constant<value_ints = [-1]>()
@@ -58,7 +68,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
         term_ratio = Constant<value_float = {TERM_RATIO}.0>()
         joined_ratio = Constant<value = int32 {{{TERM_RATIO}}}>()
         longest_joined = Constant<value_int = {MAX_JOINED_LENGTH}>()
-        terms = Constant<value_int: int = @terms>()
+        terms = Constant<{terms}>()
         given_size = Constant<value_int: int = @group_size>()
         scale_order = Constant<value_int: int = @scale_order>()
 
@@ -125,7 +135,7 @@ def _body(opset: int, programs: Sequence[str] = ()) -> str:
 
         rows_shape = Concat<axis = 0>(matrices, rows, groups, size)
         zero_point_vector = {flat}(zero_point, last)
-        {unsigned_codes("src", "zero_point_vector")}
+        {unsigned_codes(codes, "zero_point_vector")}
         src_rows = {flat}(codes_of_src, rows_shape)
         src_by_group = Transpose<perm = [0, 2, 1, 3]>(src_rows)
         src_groups_shape = Concat<axis = 0>(batch, groups, rows, size)
@@ -327,10 +337,35 @@ QUANTIZED_MATMUL = Operator(
     ),
     _body,
 )
-_FLOAT32_ONLY = dataclasses.replace(
-    QUANTIZED_MATMUL,
-    signatures=tuple(each for each in QUANTIZED_MATMUL.signatures if each.outputs == ("float32",)),
+_WEIGHTS = QUANTIZED_MATMUL.inputs[3:]
+_dynamic_body = functools.partial(_body, quantizes=True)
+_DYNAMIC = Operator(
+    "DynamicQuantizedMatMul",
+    "Quantizes a tensor as [DynamicQuantizeLinear](#dynamicquantizelinear) does, and multiplies the codes as "
+    "[QuantizedMatMul](#quantizedmatmul) does, with one term. Small products take most of their time for nodes and "
+    "tensors: this is one node.",
+    "codes, scale, zero_point = DynamicQuantizeLinear(src)\n"
+    "dst = QuantizedMatMul(codes, scale, zero_point, weight, ...)",
+    (
+        Input("src", FLOATS, "Any shape of rank 1 or more, [..., M, K]; with stacked weights, of rank 2 or more."),
+        *_WEIGHTS,
+    ),
+    (Input("dst", FLOATS, "[..., M, N], of the type of `src` and `bias`.", shape=product(5)),),
+    tuple(each for each in QUANTIZED_MATMUL.attributes if each.name != "terms"),
+    tuple(
+        Signature((real, "int8", "int8", column_scale, "int32", real), (real,))
+        for real in FLOATS
+        for column_scale in FLOATS
+    ),
+    _dynamic_body,
 )
+
+
+def _with_program(operator: Operator, body: Callable[[int, Sequence[str]], str]) -> Operator:
+    of_floats = tuple(each for each in operator.signatures if each.outputs == ("float32",))
+    operator = dataclasses.replace(operator, signatures=of_floats)
+    return with_program(operator, body, "A row has the N columns. `bias` is float32.")
+
 
 FAMILY = Family(
     "Matrix products",
@@ -338,7 +373,9 @@ FAMILY = Family(
     "`column` belong to the weights.",
     (
         QUANTIZED_MATMUL,
-        with_program(_FLOAT32_ONLY, _body, "A row has the N columns. `bias` is float32."),
+        _with_program(QUANTIZED_MATMUL, _body),
+        _DYNAMIC,
+        _with_program(_DYNAMIC, _dynamic_body),
         GATHER_DEQUANTIZE,
     ),
 )

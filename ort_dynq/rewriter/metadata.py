@@ -56,6 +56,10 @@ PRODUCT = "ort_dynq.product"
 """On a product with a program: the name that the result of the product had before the program became part of it.
 Verification compares the product and the program one after the other."""
 
+CODES = "ort_dynq.codes"
+"""On a product that quantizes its activation: the names that codes, scale and zero point had before the quantization
+became part of it, as a JSON list. Verification reads it."""
+
 HAS_OFFSET = "ort_dynq.has_offset"
 """On a QuantizedMatMul of an activation with a float offset, or of weights with float zero points: "1". The Add after
 it adds what they contribute. Only the sum is a value of the original, which verification compares, so no program begins

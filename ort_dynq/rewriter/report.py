@@ -134,7 +134,7 @@ class Report(Shown):
 
         A quantized table of embeddings is no product, attention in one operator is one, and a recurrent layer several.
         """
-        own = (f"{DOMAIN}.Quantized", f"{DOMAIN}.Word")
+        own = tuple(f"{DOMAIN}.{each}" for each in ("Quantized", "DynamicQuantizedMatMul", "Word"))
         ours = sum(count for op, count in self.after.items() if op.startswith(own))
         return ours + sum(_only(self.after, *_OF_CODES, *_INTEGER).values()), sum(_only(self.after, *_FLOAT).values())
 

@@ -40,6 +40,7 @@ from .products import (
     compressed_matmul,
     dequantized_matmul,
     dequantized_rows,
+    dynamic_quantized_matmul,
     einsum_of_heads,
     float_matmul,
     float_weights,
@@ -76,7 +77,7 @@ PHASES = (
     ),
     (tails.RULE,),
     (row_program.RULE,),
-    (qdq.QUANTIZE, qdq.DEQUANTIZE),
+    (qdq.QUANTIZE, qdq.DEQUANTIZE, dynamic_quantized_matmul.RULE),
     (
         *(float_weights.RULE, dequantization.RULE, reductions.RULE),
         *(dynamic_quantize_linear.RULE, saturating_products.RULE, pooled_codes.RULE),

@@ -1,4 +1,4 @@
-"""Calls of QuantizedMatMul and QuantizedMatMulProgram."""
+"""Calls of QuantizedMatMul and DynamicQuantizedMatMul, and of both with programs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ort_dynq.operators.packing import pack, packed_shape
 
 from .case import Case, Cases, Fitting
 from .row_program import TAILS, with_fitting_tails, with_tail
+from .rows import row_kinds
 
 
 def matmul_inputs(
@@ -145,6 +146,17 @@ def variants_of_matmul(rng: np.random.Generator) -> Iterator[Case]:
 TASKS = [(1, 300, 64), (12, 65, 64), (13, 64, 128), (33, 100, 64), (160, 200, 256), (70, 17, 4096)]
 
 
+def dynamic_cases(opset: int) -> Iterator[Case]:
+    """The calls with one term, with floats for their codes: dense in ties, with zeros and infinities, and denormals."""
+    rng = np.random.default_rng(opset)
+    for i, case in enumerate(matmul_cases(opset)):
+        given, src = {**case.attributes}, case.inputs[0]
+        if given.pop("terms", 1) == 1 and src.size:
+            kinds = [row for row in row_kinds(rng, src.size, np.float32(0.25), 255) if not np.isnan(row).any()]
+            floats = kinds[i % len(kinds)].astype(np.float32).reshape(src.shape)
+            yield Case(given, [floats, *case.inputs[3:]])
+
+
 def matmul_program_cases(opset: int) -> Iterator[Case]:
     rng = np.random.default_rng(opset)
     programs = itertools.cycle(TAILS)
@@ -155,6 +167,13 @@ def matmul_program_cases(opset: int) -> Iterator[Case]:
         inputs, _ = matmul_inputs(rng, (rows, depth), columns, **given)
         case = Case(given | {"scale_order": 2}, inputs)
         yield with_tail(rng, "QuantizedMatMul", case, next(programs))
+
+
+def dynamic_program_cases(opset: int) -> Iterator[Case]:
+    rng = np.random.default_rng(opset)
+    programs = itertools.cycle(TAILS)
+    for case in itertools.islice(dynamic_cases(opset), opset % 3, None, 3):
+        yield with_tail(rng, "DynamicQuantizedMatMul", case, next(programs))
 
 
 def fitting(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
@@ -172,8 +191,21 @@ def fitting(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
             yield [*shapes, (column_groups, n), (groups, n), (n,)], given
 
 
+def fitting_floats(n: int) -> Iterator[tuple[list[Shape], Attributes]]:
+    for shapes, given in fitting(n):
+        if shapes[1] == ():
+            yield [shapes[0], *shapes[3:]], given
+
+
 CASES: Cases = {
     "QuantizedMatMul": matmul_cases,
     "QuantizedMatMulProgram": matmul_program_cases,
+    "DynamicQuantizedMatMul": dynamic_cases,
+    "DynamicQuantizedMatMulProgram": dynamic_program_cases,
 }
-FITTING: Fitting = {"QuantizedMatMul": fitting, "QuantizedMatMulProgram": lambda n: with_fitting_tails(n, fitting(n))}
+FITTING: Fitting = {
+    "QuantizedMatMul": fitting,
+    "QuantizedMatMulProgram": lambda n: with_fitting_tails(n, fitting(n)),
+    "DynamicQuantizedMatMul": fitting_floats,
+    "DynamicQuantizedMatMulProgram": lambda n: with_fitting_tails(n, fitting_floats(n)),
+}

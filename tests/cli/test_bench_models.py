@@ -121,8 +121,8 @@ def test_bench_folder_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     timings = {each["name"]: each for each in data["timings"]}
     assert list(timings) == ["broken", "ort_dynamic", "row_zero_point", "torch_token", "without data"]
     assert timings["torch_token"]["rewritten"] == {"RowProgram": 1}
-    products = {"QuantizedMatMul": 1, "QuantizedMatMulProgram": 1}
-    assert timings["ort_dynamic"]["rewritten"] == {"DynamicQuantizeLinear": 2, **products}
+    products = {"DynamicQuantizedMatMul": 1, "DynamicQuantizedMatMulProgram": 1}
+    assert timings["ort_dynamic"]["rewritten"] == products
     assert timings["row_zero_point"]["stock"] is None
     for name in ("ort_dynamic", "torch_token"):
         assert (timings[name]["problem"], timings[name]["ratio"] > 0) == ("", True)
@@ -140,7 +140,7 @@ def test_bench_folder_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]
     assert rows[2][2] == "fails"
     assert rows[2][4] == "-"
-    assert rows[0][5:7] == ["1", "QuantizedMatMulProgram,"]
+    assert rows[0][5:7] == ["1", "DynamicQuantizedMatMulProgram,"]
     assert rows[4][5:] == ["1", "RowProgram"]
     assert lines[-1].startswith("row_zero_point does not run in stock ONNX Runtime at its default level")
 

@@ -531,6 +531,11 @@ int64_t terms_of(const std::vector<ort_dynq_attribute>& given) {
   return find<int64_t>(given, "terms", 1, &ort_dynq_attribute::integer) == 2 ? 2 : 1;
 }
 
+void erase(std::vector<ort_dynq_attribute>& attributes, const char* name) {
+  const auto has_name = [&](const auto& attribute) { return std::strcmp(attribute.name, name) == 0; };
+  attributes.erase(std::remove_if(attributes.begin(), attributes.end(), has_name), attributes.end());
+}
+
 struct Product {
   int64_t bits, group_size, terms, columns;
   Shape stack;  // the leading dimensions of the weights
@@ -540,8 +545,7 @@ struct Product {
     bits = find<int64_t>(given, "bits", 8, &ort_dynq_attribute::integer);
     group_size = find<int64_t>(given, "group_size", 0, &ort_dynq_attribute::integer);
     if (group_size > 0 && !bytes.one_in(8)) {
-      const auto is_order = [](const auto& attribute) { return std::strcmp(attribute.name, "scale_order") == 0; };
-      given.erase(std::remove_if(given.begin(), given.end(), is_order), given.end());
+      erase(given, "scale_order");
       given.push_back({"scale_order", nullptr, dynq::kColumnFirst});
     }
     if (src.rank > 0 && group_size > 0 && group_size <= 128) {
@@ -1109,8 +1113,11 @@ Problem make_problem(Bytes& bytes) {
   if (has_blocks && !wrong_attributes) fit_blocks(problem.attributes, src);
   std::optional<Product> product;
   const bool has_words = name.rfind("WordMatMul", 0) == 0;
+  const bool makes_codes = name.rfind("DynamicQuantizedMatMul", 0) == 0;
   if (has_words) problem.attributes.clear();
-  if (has_words || name.rfind("QuantizedMatMul", 0) == 0) product.emplace(bytes, problem.attributes, src, is_large);
+  if (makes_codes) erase(problem.attributes, "terms");
+  if (has_words || makes_codes || name.rfind("QuantizedMatMul", 0) == 0)
+    product.emplace(bytes, problem.attributes, src, is_large);
   std::optional<Convolution> conv;
   const bool is_word_conv = name.rfind("WordConv", 0) == 0;
   if (is_word_conv || name.rfind("QuantizedConv", 0) == 0)
@@ -1159,7 +1166,7 @@ Problem make_problem(Bytes& bytes) {
     const int64_t axis = find<int64_t>(problem.attributes, "axis", -1, &ort_dynq_attribute::integer);
     return program->shape_of(operand, dst, product ? -1 : conv ? 2 : axis);
   };
-  const size_t first_operand = is_word_conv ? 5 : conv ? 9 : has_words ? 4 : product ? 8 : 2;
+  const size_t first_operand = is_word_conv ? 5 : conv ? 9 : has_words ? 4 : makes_codes ? 6 : product ? 8 : 2;
   for (size_t i = 0; i < types.size(); ++i) {
     Given given;
     given.type = types[i];
@@ -1167,6 +1174,7 @@ Problem make_problem(Bytes& bytes) {
     given.shape = i == 0                          ? src
                   : program && i >= first_operand ? operand_shape(i - first_operand)
                   : has_words                     ? product->shape_of_word_input(i, src)
+                  : makes_codes                   ? product->shape_of_input(bytes, i + 2, src, scales)
                   : product                       ? product->shape_of_input(bytes, i, src, scales)
                   : conv                          ? conv->shape_of_input(bytes, i, src)
                   : attention                     ? attention->shape_of_input(bytes, i)
@@ -1178,7 +1186,7 @@ Problem make_problem(Bytes& bytes) {
                   : lookup                        ? lookup->shape_of_input(bytes, i)
                   : program                       ? shape_of({1})
                                                   : shape_of_input(bytes, name, i, src, scales, problem.attributes);
-    if (i == 1 && name.rfind("Dynamic", 0) == 0 && bytes.one_in(4))
+    if (i == 1 && name.rfind("Dynamic", 0) == 0 && !product && bytes.one_in(4))
       add_group_shape(bytes, src, given.shape, problem.attributes);
     if (i > 0 && wrong_shapes && bytes.one_in(2)) given.shape = make_wrong_shape(bytes, given.shape);
     if (!is_small(given.shape)) given.shape = shape_of({1});
@@ -1324,7 +1332,7 @@ Result check(const Problem& problem) {
   ort_dynq_select_conv_rows(kNever);
   Result expected = run(problem);
   const std::string op = problem.op->name;
-  const bool has_algorithm = op.rfind("QuantizedConv", 0) == 0 || op.rfind("QuantizedMatMul", 0) == 0;
+  const bool has_algorithm = op.rfind("QuantizedConv", 0) == 0 || op.find("QuantizedMatMul") != std::string::npos;
   for (const char* name : names)
     for (const int32_t use : {kNever, kAlways}) {
       if (use == kAlways && !has_algorithm) continue;

@@ -285,6 +285,12 @@ def wrong_shapes(operator: Operator) -> Iterator[tuple[Sequence[Given], Attribut
     if "program" in names and operator.name not in (*OWN_RECURRENCES, "QuantizedExperts"):
         yield from wrong_operands(operator)
         return
+    if operator.name == "DynamicQuantizedMatMul":
+        for each, given, good in wrong_shapes(OPERATORS["QuantizedMatMul"]):
+            is_of_codes = good and (each[1:3] != good[1:3] or each[0] == (3, 4))  # which fits one scale
+            if not is_of_codes:
+                yield [each[0], *each[3:]], given, [*good[:1], *good[3:]]
+        return
     if operator.name == "QuantizedMatMul":
         ours: list[Shape] = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,)]
         for index, wrong in (
@@ -490,8 +496,9 @@ def wrong_operands(operator: Operator) -> Iterator[tuple[Sequence[Given], Attrib
         yield [(2, 4), *ours[1:]], {"program": text}, ours
     elif product.name == "WordMatMul":
         ours = [(2, 4), (1, 2, 32, 2), (3,), (3,), (2, 1), (3,), (2, 3)]
-    elif product.name == "QuantizedMatMul":
-        ours = [(2, 4), (2, 1), (2, 1), (1, 1, 16, 4), (), (1, 3), (1, 3), (3,), (2, 1), (3,), (2, 3)]
+    elif product.name in ("QuantizedMatMul", "DynamicQuantizedMatMul"):
+        of_codes: list[Given] = [(2, 1), (2, 1)] if product.name == "QuantizedMatMul" else []
+        ours = [(2, 4), *of_codes, (1, 1, 16, 4), (), (1, 3), (1, 3), (3,), (2, 1), (3,), (2, 3)]
     else:
         geometry = np.array([[2, 3], [1, 2], [1, 1], [0, 1], [1, 0]], np.int32)
         ours = [(2, 4, 3, 5), (), (), (1, 6, 16, 4), (), (3,), (3,), (3,)]

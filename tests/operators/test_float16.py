@@ -24,6 +24,7 @@ from ort_dynq.operators import OPERATORS
 OPSET = 21
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY[np.isfinite(EVERY)]
+MATMULS = [f"{prefix}QuantizedMatMul{suffix}" for prefix in ("", "Dynamic") for suffix in ("", "Program")]
 
 
 def compare(isas: Sequence[str], operator: str, inputs: list[Array], **attributes: int | str) -> None:
@@ -91,9 +92,12 @@ def test_products(isas: Sequence[str], bits: int, shape: tuple[int, ...]) -> Non
                 with np.errstate(all="ignore"):
                     half = [*inputs[:5], inputs[5] * factor, inputs[6], (inputs[7] * factor).astype(np.float16)]
                 compare(isas, "QuantizedMatMul", half, bits=bits, group_size=group_size, scale_order=2)
+                src = rng.permutation(np.resize(FINITE, shape).ravel()).reshape(shape)
+                floats = [src, *half[3:]]
+                compare(isas, "DynamicQuantizedMatMul", floats, bits=bits, group_size=group_size, scale_order=2)
 
 
-@pytest.mark.parametrize("operator", ["QuantizedMatMul", "QuantizedMatMulProgram"])
+@pytest.mark.parametrize("operator", MATMULS)
 def test_every_value_as_the_scale_of_a_column(operator: str, isas: Sequence[str]) -> None:
     """In products of one row and of many; of 8 bits, and of 4 bits in groups."""
     rng = np.random.default_rng(0)
@@ -102,8 +106,10 @@ def test_every_value_as_the_scale_of_a_column(operator: str, isas: Sequence[str]
         for start in range(0, EVERY.size, inputs[5].size):
             inputs[5] = np.resize(EVERY[start:], inputs[5].shape)
             case = Case({"bits": bits, "group_size": group_size, "scale_order": 2}, inputs)
-            if operator == "QuantizedMatMulProgram":
-                case = with_tail(rng, "QuantizedMatMul", case, "dst = Mul(x, 3)")
+            if operator.startswith("Dynamic"):
+                case.inputs = [rng.normal(0, 3, (rows, 32)).astype(np.float32), *inputs[3:]]
+            if operator.endswith("Program"):
+                case = with_tail(rng, operator.removesuffix("Program"), case, "dst = Mul(x, 3)")
             check(operator, OPSET, case, isas)
 
 
@@ -208,7 +214,7 @@ def test_every_operator_that_takes_float16_is_tested() -> None:
     }
     assert found - {"DynamicQuantize", "DynamicDequantize", "CompressedMatMul", "GatherDequantize", "Interleave"} == {
         *("AffineDequantize", "TwoTermQuantize"),
-        *("QuantizedMatMul", "QuantizedMatMulProgram", "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
+        *(*MATMULS, "QuantizedConv", "QuantizedConvProgram", "RowProgram"),
         *("DynamicQuantizeLinear", "DynamicQuantizeDequantizeLinear"),
         *("ReduceAbsMax", "ReduceMinMax"),
     }

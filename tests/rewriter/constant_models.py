@@ -99,6 +99,8 @@ CASES = {
     " j = Cast<to = 1>(i) k = Mul(is, step) t = Mul(j, k)",
     "tail of a product": "iq, is, iz = DynamicQuantizeLinear(image) i = ConvInteger(iq, filter_codes, iz)"
     " j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k) t = Relu(r)",
+    "product that quantizes": "xq, xs, xz = DynamicQuantizeLinear(w) i = MatMulInteger(xq, matrix, xz)"
+    " j = Cast<to = 1>(i) k = Mul(xs, step) t = Mul(j, k)",
     "batch normalization of a product": "iq, is, iz = DynamicQuantizeLinear(image)"
     " i = ConvInteger(iq, filter_codes, iz) j = Cast<to = 1>(i) k = Mul(is, step) r = Mul(j, k)"
     " t = BatchNormalization(r, of_channel, of_channel, of_channel, of_channel)",

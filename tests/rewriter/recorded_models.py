@@ -10,7 +10,7 @@ PROGRAM = {"ort_dynq.RowProgram": 1}
 PRODUCT = {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMul": 1}
 PRODUCT_PROGRAM = {"ort_dynq.RowProgram": 1, "ort_dynq.QuantizedMatMulProgram": 1}
 PRODUCTS = {"ort_dynq.QuantizedMatMul": 1, "ort_dynq.QuantizedMatMulProgram": 1}
-DYNAMIC_PRODUCTS = {"ort_dynq.DynamicQuantizeLinear": 2} | PRODUCTS
+DYNAMIC_PRODUCTS = {"ort_dynq.DynamicQuantizedMatMul": 1, "ort_dynq.DynamicQuantizedMatMulProgram": 1}
 # The programs of two products add what the layer began with.
 ENCODER = {"ort_dynq.RowProgram": 4, "ort_dynq.QuantizedMatMul": 4, "ort_dynq.QuantizedMatMulProgram": 2}
 
@@ -59,7 +59,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         "ort_dynq.DynamicQuantizeLinear": 2,
         "ort_dynq.DynamicDequantize": 1,
     },
-    "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1},
+    "dynamic_quantize_dequantize": {"ort_dynq.DynamicQuantizedMatMul": 1},
     "dynamic_quantize_expanded": PROGRAM,
     "dynamic_quantize_relu": {"ort_dynq.DynamicQuantizeDequantizeLinear": 1},
     "embedding_of_codes": {"ort_dynq.QuantizedMatMulProgram": 1},
@@ -112,24 +112,29 @@ EXPECTED: dict[str, dict[str, int]] = {
     "no_epsilon": {"ort_dynq.RowProgram": 2, "ort_dynq.QuantizedMatMul": 3},
     "ort_dynamic": DYNAMIC_PRODUCTS,
     "ort_dynamic_attention": {
-        "ort_dynq.DynamicQuantizeLinear": 6,
-        "ort_dynq.QuantizedMatMul": 13,
+        "ort_dynq.DynamicQuantizeLinear": 4,
+        "ort_dynq.DynamicQuantizedMatMul": 2,
+        "ort_dynq.QuantizedMatMul": 11,
         "ort_dynq.QuantizedMatMulProgram": 1,
     },
     "ort_dynamic_optimized": {
-        "ort_dynq.DynamicQuantizeLinear": 3,
-        "ort_dynq.QuantizedMatMul": 2,
-        "ort_dynq.QuantizedMatMulProgram": 2,
+        "ort_dynq.DynamicQuantizeLinear": 1,
+        "ort_dynq.DynamicQuantizedMatMul": 1,
+        "ort_dynq.DynamicQuantizedMatMulProgram": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+        "ort_dynq.QuantizedMatMulProgram": 1,
     },
     "ort_dynamic_channel": DYNAMIC_PRODUCTS,
     "ort_dynamic_channels_last": convolutions(0, 2),
     "ort_dynamic_conv": convolutions(1, 1),
-    "ort_dynamic_mobile": convolutions(1, 4) | {"ort_dynq.DynamicQuantizeLinear": 6, "ort_dynq.QuantizedMatMul": 1},
+    "ort_dynamic_mobile": convolutions(1, 4) | {"ort_dynq.DynamicQuantizedMatMul": 1},
     "ort_dynamic_speech": convolutions(1, 3),
     "ort_dynamic_llama": {
-        "ort_dynq.DynamicQuantizeLinear": 4,
-        "ort_dynq.QuantizedMatMul": 3,
-        "ort_dynq.QuantizedMatMulProgram": 2,
+        "ort_dynq.DynamicQuantizeLinear": 1,
+        "ort_dynq.DynamicQuantizedMatMul": 2,
+        "ort_dynq.DynamicQuantizedMatMulProgram": 1,
+        "ort_dynq.QuantizedMatMul": 1,
+        "ort_dynq.QuantizedMatMulProgram": 1,
     },
     "ort_dynamic_lstm": {
         "ort_dynq.RowProgram": 2,
@@ -142,16 +147,19 @@ EXPECTED: dict[str, dict[str, int]] = {
     "ort_int8_negative": {"ort_dynq.RowProgram": 2} | PRODUCTS,
     "ort_mixture_of_experts": {"ort_dynq.QuantizedExperts": 1},
     "optimum_t5": {
-        "ort_dynq.DynamicQuantizeLinear": 13,
+        "ort_dynq.DynamicQuantizeLinear": 3,
         "ort_dynq.TwoTermQuantize": 2,
-        "ort_dynq.QuantizedMatMul": 16,
-        "ort_dynq.QuantizedMatMulProgram": 4,
+        "ort_dynq.DynamicQuantizedMatMul": 6,
+        "ort_dynq.DynamicQuantizedMatMulProgram": 4,
+        "ort_dynq.QuantizedMatMul": 10,
         "ort_dynq.GatherDequantize": 2,
     },
     "optimum_whisper": {
-        "ort_dynq.DynamicQuantizeLinear": 13,
-        "ort_dynq.QuantizedMatMul": 12,
-        "ort_dynq.QuantizedMatMulProgram": 6,
+        "ort_dynq.DynamicQuantizeLinear": 3,
+        "ort_dynq.DynamicQuantizedMatMul": 6,
+        "ort_dynq.DynamicQuantizedMatMulProgram": 4,
+        "ort_dynq.QuantizedMatMul": 6,
+        "ort_dynq.QuantizedMatMulProgram": 2,
     },
     "ort_dequantized_weights": {
         "ort_dynq.TwoTermQuantize": 2,
@@ -187,8 +195,8 @@ EXPECTED: dict[str, dict[str, int]] = {
     },
     "saved_operators": {
         "ort_dynq.RowProgram": 1,
-        "ort_dynq.DynamicQuantizeLinear": 1,
-        "ort_dynq.QuantizedMatMul": 2,
+        "ort_dynq.DynamicQuantizedMatMul": 1,
+        "ort_dynq.QuantizedMatMul": 1,
     },
     "shared_scales": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 3},
     "straight_through": {"ort_dynq.RowProgram": 3, "ort_dynq.QuantizedMatMul": 2},

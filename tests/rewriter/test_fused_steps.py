@@ -72,7 +72,9 @@ def test_functions(name: str, product_isa: str) -> None:
     body, function = FUNCTIONS[name]
     model = model_of(body)
     converted = rewrite(model, fuse=True).to_proto()
-    assert [node.op_type for node in converted.graph.node if "Program" in node.op_type][-1] == "QuantizedMatMulProgram"
+    assert [node.op_type for node in converted.graph.node if "Program" in node.op_type] == [
+        "DynamicQuantizedMatMulProgram"
+    ]
     assert not {"Mish", "Softplus", "Tanh", "Elu", "Selu", "Celu", "Pow", "BiasGelu"} & {
         node.op_type for node in converted.graph.node
     }

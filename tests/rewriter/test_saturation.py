@@ -54,7 +54,7 @@ def test_no_product_saturates_after_a_rewrite(turn: int, form: str, kind: str) -
         assert not operators(rewritten)
         assert Reason.SMALL_WEIGHTS in reasons
     else:
-        assert operators(rewritten) == {"ort_dynq.DynamicQuantizeLinear": 1, "ort_dynq.QuantizedMatMul": 1}
+        assert operators(rewritten) == {"ort_dynq.DynamicQuantizedMatMul": 1}
         assert not reasons
     assert result.report.cpu == ((), {})
     expected = sums(x, constants).astype(F) * constants["ws"]
@@ -112,7 +112,7 @@ def test_a_tiny_product_is_converted() -> None:
     """It would be wrong, not merely slow."""
     text = f"{QUANTIZE} i = MatMulInteger(q, w, z) {SCALED.format('y')}"
     tiny = model_of(text, "float[1, 4] x", w=np.full((4, 2), 127, np.int8), ws=F(1).reshape(()))
-    assert operators(rewrite(tiny).to_proto()) == {"ort_dynq.QuantizedMatMul": 1}
+    assert operators(rewrite(tiny).to_proto()) == {"ort_dynq.DynamicQuantizedMatMul": 1}
 
 
 def test_a_product_of_quantize_dynamic_is_ours(tmp_path: Any) -> None:
@@ -127,6 +127,6 @@ def test_a_product_of_quantize_dynamic_is_ours(tmp_path: Any) -> None:
         path = tmp_path / f"{ours}.onnx"
         quantize_dynamic(source, path, **options)
         rewritten = rewrite(path, exact=True)
-        assert sum(node.op_type.startswith("QuantizedMatMul") for node in nodes_of(rewritten.to_proto().graph)) == ours
+        assert sum("QuantizedMatMul" in node.op_type for node in nodes_of(rewritten.to_proto().graph)) == ours
         assert not rewritten.report.cpu.saturating
         assert verify(path, rewritten.to_proto()).passed

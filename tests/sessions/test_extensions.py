@@ -115,9 +115,12 @@ def arrays_of(operator: Operator, types: Sequence[str]) -> list[Array]:
     """Small inputs of these types, with valid shapes."""
     rng = np.random.default_rng(0)
     operands = [np.ones(1, np.float32) for value in operator.inputs if value.name.startswith("operand_")]
-    if operator.name.startswith("QuantizedMatMul"):
-        matrices = matmul_inputs(rng, (7, 33), 20, codes=np.dtype(types[0]))[0]
+    if "QuantizedMatMul" in operator.name:
+        quantizes = operator.name.startswith("Dynamic")
+        matrices = matmul_inputs(rng, (7, 33), 20, codes=np.dtype(np.uint8 if quantizes else types[0]))[0]
         matrices = [*matrices[:-1], matrices[-1] % 64]  # a bias that float16 has
+        if quantizes:
+            matrices = [rng.normal(0, 3, (7, 33)), *matrices[3:]]
         return [*(array.astype(type_) for array, type_ in zip(matrices, types, strict=False)), *operands]
     if operator.name.startswith("QuantizedConv"):
         arrays = conv_inputs(rng, (2, 4, 5, 6), 8, (3, 2), group=2, codes=np.dtype(types[0]))[0]

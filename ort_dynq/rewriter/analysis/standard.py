@@ -143,7 +143,11 @@ TAILLESS_PRODUCTS = BYTE_PRODUCTS | WORD_PRODUCTS
 """Our products that may get a program behind their sums."""
 OWN_RECURRENCES = frozenset({"QuantizedRecurrence", "WordRecurrence"})
 """The steps of our recurrent layers; the products of their inputs are another node."""
-OWN_PRODUCTS = frozenset(f"{each}{program}" for each in TAILLESS_PRODUCTS for program in ("", "Program"))
+QUANTIZING_PRODUCTS = frozenset({"DynamicQuantizedMatMul"})
+"""Our products that quantize the activation."""
+OWN_PRODUCTS = frozenset(
+    f"{each}{program}" for each in TAILLESS_PRODUCTS | QUANTIZING_PRODUCTS for program in ("", "Program")
+)
 OWN_ATTENTION = frozenset({"CompressedAttention", "QuantizedAttention"})
 OWN_LAYERS = OWN_PRODUCTS | OWN_RECURRENCES | OWN_ATTENTION | {"CompressedMatMul", "QuantizedExperts"}
 ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})

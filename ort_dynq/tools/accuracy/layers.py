@@ -25,6 +25,7 @@ from ...rewriter.analysis.standard import OWN_CONVOLUTIONS, OWN_RECURRENCES, TAI
 from ...rewriter.float16 import write_casts_as_converted
 from ...rewriter.layout import with_layout_of
 from ...rewriter.normal_form import inlined_if_possible
+from ...rewriter.products.dynamic_quantized_matmul import split_dynamic_products
 from ...rewriter.programs.tails import split_tails
 from ...signals import ChannelMaxima, Noise
 from ...storage import load
@@ -150,6 +151,7 @@ def measure_layers(
     """
     model_a = with_layout_of(inlined_if_possible(load(reference.model)), b)
     write_casts_as_converted(model_a, b)
+    split_dynamic_products(b)
     split_tails(b)
     layers = Layers(model_a, b)
     nodes = [each.node for each in layers.products]

@@ -26,7 +26,6 @@ from ...rewriter.analysis.standard import (
     OWN_PRODUCTS,
     PASSING,
     REARRANGING,
-    TAILLESS_PRODUCTS,
 )
 from ...rewriter.grouping import pattern, pattern_key
 from ...rewriter.metadata import RULE
@@ -35,7 +34,7 @@ from ..measuring.profile import Profile
 
 _OPERATORS = GELUS | ATTENTION | OWN_ATTENTION | {"RotaryEmbedding", "RowProgram"}
 _MOVES = REARRANGING | PASSING
-_PROGRAMS = OWN_PRODUCTS - TAILLESS_PRODUCTS
+_PROGRAMS = frozenset(each for each in OWN_PRODUCTS if each.endswith("Program"))
 _MAX_DISTANCE = 64
 
 IN_PRODUCT = "a part of the product's program, which has one time"

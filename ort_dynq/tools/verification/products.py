@@ -27,6 +27,7 @@ from ...rewriter.fusion.splitting import split_quantizations
 from ...rewriter.layout import with_layout_of
 from ...rewriter.metadata import EXACT, FLOAT_ACTIVATION
 from ...rewriter.normal_form import inlined_if_possible, with_branches_taken
+from ...rewriter.products.dynamic_quantized_matmul import split_dynamic_products
 from ...rewriter.programs.tails import split_tails
 from ...storage import first_line, load
 from .bounded import QuantizedLayer
@@ -162,6 +163,7 @@ def check_products(a: Model, b: Model, feeds: Mapping[str, Array], backend: Back
     model_b = with_branches_taken(inlined_if_possible(load(b)), feeds)
     if model_b.metadata_props.get(EXACT) == "1":
         return None
+    split_dynamic_products(model_b)
     split_tails(model_b)
     split_quantizations(model_b)
     model_a = with_layout_of(with_branches_taken(inlined_if_possible(load(a)), feeds), model_b)
