@@ -28,6 +28,7 @@ def tied(
     words: int = 265,
     zero_points: bool = False,
     half: bool = False,
+    has_short_scales: bool = False,
     ids: Array | None = None,
     **attributes: int,
 ) -> onnx.ModelProto:
@@ -39,6 +40,8 @@ def tied(
         "scales": rng.uniform(0.001, 0.02, (words, blocks)).astype(np.float16 if half else np.float32),
         "shape": np.array([words, HIDDEN * bits // 8]),
     }
+    if has_short_scales:  # they are stored as float16
+        arrays["scales"] = arrays["scales"].astype(np.float16).astype(np.float32)
     zeros = []
     if zero_points:
         arrays["zeros"] = packed(rng.integers(0, 2**bits, (words, blocks)), bits)
@@ -93,6 +96,7 @@ IDS = np.array([[0, 264, 7], [16, 15, 200]])
         {"half": True, "zero_points": True, "ids": np.zeros((0, 2), np.int64)},
         {"bits": 2, "zero_points": True, "ids": IDS - 265},
         {"ids": np.array(-7)},
+        {"has_short_scales": True, "zero_points": True},
         {"block": 16, "ids": np.arange(-265, 265)},
     ],
     ids=str,
