@@ -19,7 +19,6 @@ from .chains import (
     rounding,
     scaled_bounds,
     shifted_codes,
-    truncation,
     written_parts,
 )
 from .convolutions import batch_normalization, float_conv, integer_conv
@@ -65,7 +64,7 @@ PHASES = (
         *(dequantized_rows.RULE, transposed_tables.RULE, picked_rows.RULE),
     ),
     (narrowing.RULE,),
-    (truncation.RULE,),
+    (rounding.NOT_ROUNDED,),
     (
         *(two_activations.RULE, two_activations.LINEAR, integer_matmul.RULE, integer_conv.RULE),
         *(float_matmul.RULE, compressed_matmul.RULE, dequantized_matmul.RULE, float_conv.RULE),

@@ -16,7 +16,7 @@ from ort_dynq import quantizer
 from ort_dynq.graphs import graphs, operator_of, values_of, with_subgraphs
 from ort_dynq.quantizer.options import Options
 from ort_dynq.rewrite_options import RewriteOptions
-from ort_dynq.rewriter.chains import truncation
+from ort_dynq.rewriter.chains import rounding
 from ort_dynq.rewriter.layout import without_transposes
 from ort_dynq.rewriter.loop import convert
 from ort_dynq.rewriter.reasons import Unconverted
@@ -206,7 +206,7 @@ def test_match_changes_nothing() -> None:
         convert(moved, meets, RewriteOptions(fuse=True))
     unfused = ir.from_proto(ATTENTION_OVER_CODES)
     convert(unfused, [[meeting(unfused, concerned)()]])  # without fusions, a rule gives a reason
-    assert concerned == {rule.name for rule in RULES} - {truncation.RULE.name}  # no model has truncated codes
+    assert concerned == {rule.name for rule in RULES} - {rounding.NOT_ROUNDED.name}  # no model has truncated codes
 
 
 TRANSPOSED = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
