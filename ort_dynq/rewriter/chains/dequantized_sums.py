@@ -34,18 +34,16 @@ def _match(node: ir.Node, _: Context) -> ir.Value | None:
 
 def _is_sum(value: ir.Value) -> bool:
     """Returns whether a value is a sum of an integer product, or this plus or minus another number."""
-    if producer_of(value, *INTEGER_PRODUCTS) is not None:
-        return True
     node = producer_of(value, *SUMS)
-    return node is not None and any(producer_of(each, *INTEGER_PRODUCTS) is not None for each in node.inputs)
+    return any(producer_of(each, *INTEGER_PRODUCTS) for each in (value, *(node.inputs if node is not None else ())))
 
 
 def _build(scale: ir.Value, edit: Edit) -> None:
     node, result = edit.node, edit.node.outputs[0]
     cast = edit.insert(ir.node("Cast", node.inputs[:1], {"to": int(ir.DataType.FLOAT)}), before=node)
-    edit.facts.note(cast, ir.DataType.FLOAT, result.shape)
     scaled = edit.insert_main(ir.node("Mul", [cast, scale]), before=node)
-    edit.facts.note(scaled, ir.DataType.FLOAT, result.shape)
+    for value in (cast, scaled):
+        edit.facts.note(value, ir.DataType.FLOAT, result.shape)
     edit.replace(result, scaled)
 
 

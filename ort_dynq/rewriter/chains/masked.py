@@ -51,27 +51,22 @@ def _match(node: ir.Node, _: Context) -> _MaskedNumber | None:
 
 
 def _build(match: _MaskedNumber, edit: Edit) -> None:
-    node, data, mask = edit.node, match.data, match.mask
-    assert match.mask.shape is not None
+    node, (data, mask, number), dtype = edit.node, match, match.data.dtype
+    assert mask.shape is not None
     assert data.shape is not None
-    assert data.dtype is not None
-    if missing := [*range(len(match.mask.shape), len(data.shape))]:
+    assert dtype is not None
+    if missing := [*range(len(mask.shape), len(data.shape))]:
         axes = edit.add_constant(np.array(missing), before=node)
-        shape = ir.Shape([*match.mask.shape, *[1 for _ in missing]])
+        shape = ir.Shape([*mask.shape, *[1 for _ in missing]])
         mask = edit.insert(ir.node("Unsqueeze", [mask, axes]), before=node)
         edit.facts.note(mask, ir.DataType.BOOL, shape)
-    is_half, dtype = data.dtype == ir.DataType.FLOAT16, data.dtype
-    if is_half:  # explicit Casts, which ONNX Runtime keeps
-        dtype = ir.DataType.FLOAT
-        wide_data = edit.insert(ir.node("Cast", [data], {"to": int(dtype)}), before=node)
-        edit.facts.note(wide_data, dtype, data.shape)
-        data = wide_data
-    number = edit.add_constant(np.array(match.number, dtype.numpy()), before=node)
-    chosen = edit.insert_main(ir.node("Where", [mask, number, data]), before=node)
-    if is_half:
-        edit.facts.note(chosen, dtype, data.shape)
-        chosen = edit.insert(ir.node("Cast", [chosen], {"to": int(ir.DataType.FLOAT16)}), before=node)
-    edit.replace(node.outputs[0], chosen)
+    wide = ir.DataType.FLOAT if dtype == ir.DataType.FLOAT16 else dtype  # with Casts, which ONNX Runtime keeps
+    elements = edit.cast(data, wide, before=node)
+    edit.facts.note(elements, wide, data.shape)
+    constant = edit.add_constant(np.array(number, wide.numpy()), before=node)
+    chosen = edit.insert_main(ir.node("Where", [mask, constant, elements]), before=node)
+    edit.facts.note(chosen, wide, data.shape)
+    edit.replace(node.outputs[0], edit.cast(chosen, dtype, before=node))
 
 
 RULE: Rule[_MaskedNumber] = Rule(

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from ...graphs import STANDARD_DOMAINS
 from ...operators import DOMAIN
 from ..analysis.limits import VISITED
-from ..analysis.nodes import producer_of
+from ..analysis.nodes import is_standard, producer_of
 from ..analysis.shapes import axes_of
 from ..analysis.standard import (
     ARITHMETIC,
@@ -101,19 +100,15 @@ def _is_slow_alone(reduction: _Reduction) -> bool:
 
 def _other_end(node: ir.Node, reduction: _Reduction) -> ir.Node | None:
     """Returns the ReduceMin that belongs to a ReduceMax, or the reverse; `node` is the first of the two."""
-    op_type = "ReduceMin" if node.op_type == "ReduceMax" else "ReduceMax"
-    for use in reduction.x.uses():
-        other = use.node
-        if other.op_type == op_type and other.graph is node.graph and _reduction(other) == reduction:
-            return other
-    return None
+    found = (use.node for use in reduction.x.uses() if use.node.graph is node.graph and is_standard(use.node, *RANGES))
+    return next((each for each in found if each.op_type != node.op_type and _reduction(each) == reduction), None)
 
 
 def _reduction(node: ir.Node) -> _Reduction | None:
     """Returns the reduction; None if its dimensions are not known, or not a run and not all but a run."""
     x, axes = node.inputs[0], axes_of(node)
     keepdims = int(node.attributes.get_int("keepdims", 1) == 1)  # ONNX Runtime takes every other value for 0
-    if x is None or axes is None or node.domain not in STANDARD_DOMAINS:
+    if x is None or axes is None:
         return None
     if not axes:
         return None if node.attributes.get_int("noop_with_empty_axes", 0) != 0 else _Reduction(x, 0, 0, 1, keepdims)
@@ -137,10 +132,9 @@ def _quantizes(value: ir.Value) -> bool:
     todo, seen = [value], {value}
     while todo and not VISITED.is_passed(len(seen)):
         for use in todo.pop().uses():
-            node = use.node
-            if (node.domain == DOMAIN and use.idx > 0) or (node.domain in STANDARD_DOMAINS and node.op_type in _ENDS):
+            if (use.node.domain == DOMAIN and use.idx > 0) or is_standard(use.node, *_ENDS):
                 return True
-            if node.domain in STANDARD_DOMAINS and node.op_type in _STEPS and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                todo.append(node.outputs[0])
+            if is_standard(use.node, *_STEPS) and (result := use.node.outputs[0]) not in seen:
+                seen.add(result)
+                todo.append(result)
     return False

@@ -40,9 +40,9 @@ def _match(node: ir.Node, context: Context) -> ir.Value | None:
 def _build(zero_point: ir.Value, edit: Edit) -> None:
     node, shape = edit.node, edit.node.outputs[0].shape
     rounded = edit.insert(ir.node("Round", node.inputs), before=node)
-    edit.facts.note(rounded, ir.DataType.FLOAT, shape)
     codes = edit.insert(ir.node("Add", [rounded, zero_point]), before=node)
-    edit.facts.note(codes, ir.DataType.FLOAT, shape)
+    for value in (rounded, codes):
+        edit.facts.note(value, ir.DataType.FLOAT, shape)
     edit.replace(node.outputs[0], edit.insert_main(ir.node("Sub", [codes, zero_point]), before=node))
 
 

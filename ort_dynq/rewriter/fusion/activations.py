@@ -169,12 +169,7 @@ class _Functions:
     """Values as functions of x: their elements where the elements of x are the points."""
 
     def __init__(self, x: ir.Value, graph: ir.Graph | ir.Function | None) -> None:
-        """Starts with x.
-
-        Args:
-            x: The value.
-            graph: The graph of the nodes that may compute other values.
-        """
+        """Starts with x; the nodes of a graph may compute other values."""
         self._x, self._graph = x, graph
         self._found: dict[ir.Value, _Elements | None] = {x: _POINTS}
 
@@ -198,7 +193,7 @@ class _Functions:
         function = _function(node)
         if function is None or VISITED.is_passed(len(self._found)):
             return None
-        operands: list[_Elements] = []
+        operands = list[_Elements]()
         for source in node.inputs:
             elements = self(source)
             if elements is None or (elements.ndim == 0 and not self._keeps_shape(source, node)):
@@ -243,8 +238,7 @@ def _is_closed(x: ir.Value, result: ir.Value, functions: _Functions) -> bool:
         assert node is not None
         for source in node.inputs:
             elements = functions(source)
-            is_function = source is not None and elements is not None and elements.ndim > 0
-            if source is not None and is_function and source is not x and source not in inside:
+            if source is not None and elements is not None and elements.ndim and source not in (x, *inside):
                 inside.append(source)
     nodes = {value.producer() for value in inside}
     return not any(value.is_graph_output() or {use.node for use in value.uses()} - nodes for value in inside[1:])
