@@ -29,11 +29,10 @@ from .fusion import (
     attention_biases,
     attention_operands,
     compressed_attention,
-    elementwise,
     gates,
-    normalization,
     pooling,
     rotary,
+    row_programs,
 )
 from .products import (
     compressed_matmul,
@@ -97,10 +96,10 @@ FIRST_WITH_FLOAT_ATTENTION = (
     (gates.RULE,),
 )
 LAST_FUSIONS = (
-    (normalization.RULE,),
-    (normalization.ACTIVATION, batch_normalization.FLOATS),
+    (row_programs.NORMALIZATION,),
+    (row_programs.ACTIVATION, batch_normalization.FLOATS),
     (gates.RULE,),
-    (elementwise.RULE,),
+    (row_programs.ELEMENTWISE_NODES,),
     (pooling.RULE,),
 )
 """The phases before and after all others if nodes may be fused that keep all but the last bits of floats."""
