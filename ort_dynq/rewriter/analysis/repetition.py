@@ -87,9 +87,6 @@ class Repetitions:
         node = value.producer()
         if node is None or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1:
             return None
-        if is_standard(node, "Identity"):
-            found = self.of(node.inputs[0])
-            return None if found is None else replace(found, value=value)
         if is_standard(node, *REPEATING):
             return self._expanded(node, node.inputs[0], value)
         if is_standard(node, "Concat"):

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..analysis.nodes import input_of
 from ..edit import Edit
 from ..rule import Context, Rule
 
 
 def _match(node: ir.Node, context: Context) -> ir.DataType | None:
     """Returns the type of the second input."""
-    if len(node.inputs) != 2:
-        return None
-    return None if node.inputs[1] is None else node.inputs[1].dtype
+    like = input_of(node, 1)
+    return None if like is None else like.dtype
 
 
 def _build(dtype: ir.DataType, edit: Edit) -> None:

@@ -16,8 +16,6 @@ from ..analysis.standard import INTEGER_PRODUCTS, SUMS
 from ..edit import Edit
 from ..rule import Context, Rule
 
-_OPERATORS = ("DequantizeLinear",)
-
 
 def _match(node: ir.Node, _: Context) -> ir.Value | None:
     """Returns the scale: one number, or one for each index of the last axis."""
@@ -47,4 +45,6 @@ def _build(scale: ir.Value, edit: Edit) -> None:
     edit.replace(result, scaled)
 
 
-RULE: Rule[ir.Value] = Rule("DequantizeLinear of sums", 13, _match, _build, prepares=True, operators=_OPERATORS)
+RULE: Rule[ir.Value] = Rule(
+    "DequantizeLinear of sums", 13, _match, _build, prepares=True, operators=("DequantizeLinear",)
+)

@@ -30,6 +30,7 @@ from .quantize_linear import (
     build_linear,
     check_parameters,
     dequantize_linear,
+    granularity_attributes,
     inputs_of,
     is_rounded,
 )
@@ -125,11 +126,7 @@ def _only_dequantizer(node: ir.Node, context: Context) -> ir.Node | None:
         is_standard(dq, "DequantizeLinear")
         and dq.graph is node.graph
         and list(dq.inputs[1:]) == list(node.inputs[1:])
-        and all(_attribute(dq, name) == _attribute(node, name) for name in ("axis", "block_size"))
+        and granularity_attributes(dq) == granularity_attributes(node)
         and dq.attributes.get_int("output_dtype", 0) in (0, ir.DataType.FLOAT)
     )
     return dq if is_inverse and fused(dq, context) is None else None
-
-
-def _attribute(node: ir.Node, name: str) -> int:
-    return node.attributes.get_int(name, 1 if name == "axis" else 0)

@@ -28,7 +28,7 @@ class _Bounds(NamedTuple):
 
 
 def _match(node: ir.Node, context: Context) -> _Bounds | None:
-    bounds = bounds_of(node.outputs[0]) if node.inputs[0] is not None else None
+    bounds = bounds_of(node.outputs[0])
     scaled = None if bounds is None else producer_of(bounds.value, *SCALING)
     found = None if scaled is None else constant_operand(scaled, commutative=scaled.op_type == "Mul")
     if bounds is None or scaled is None or found is None or node.outputs[0].dtype != ir.DataType.FLOAT:

@@ -19,7 +19,7 @@ from ..analysis.constants import constant_scalar
 from ..analysis.evaluation import evaluate_if_constant
 from ..analysis.inference import Facts
 from ..analysis.limits import CHAIN
-from ..analysis.nodes import is_standard, only_use, producer_of
+from ..analysis.nodes import is_inverse_transpose, only_use, producer_of
 from ..analysis.shape_arithmetic import known_lengths, known_product
 from ..analysis.shapes import is_equal, unreshaped
 from ..analysis.standard import RESHAPES
@@ -37,7 +37,7 @@ class _Written(NamedTuple):
         axis: The axis along which the part ends before the tensor does.
         length: The length of the tensor along it.
         start, end: The indices of the part along it.
-        perm: How the tensor and the part are transposed before they are used; None if they are not.
+        turn: The Transpose of the tensor, as the part has one, before they are used; None if there is none.
     """
 
     data: ir.Value
@@ -46,7 +46,7 @@ class _Written(NamedTuple):
     length: int
     start: int
     end: int
-    perm: list[int] | None = None
+    turn: ir.Node | None = None
 
 
 def _match(node: ir.Node, context: Context) -> _Written | None:
@@ -64,12 +64,11 @@ def _match(node: ir.Node, context: Context) -> _Written | None:
     if not isinstance(end, int) or start >= end:
         return None
     part = _before_copies(updates, [*dims[:axis], end - start, *dims[axis + 1 :]]) or updates
-    transposes = [producer_of(each, "Transpose") for each in (data, part)]
-    perms = [None if each is None else list(each.attributes.get_ints("perm", ())) for each in transposes]
-    if perms[0] and perms[0] == perms[1]:
-        (x, y), perm = ([None if each is None else each.inputs[0] for each in transposes]), perms[0]
-        if x is not None and y is not None and x.shape is not None:
-            return _Written(x, y, perm[axis], length, start, end, perm)
+    turn, other = (producer_of(each, "Transpose") for each in (data, part))
+    if turn is not None and other is not None and (perm := list(turn.attributes.get_ints("perm", ()))):
+        (x, y), is_same = (turn.inputs[0], other.inputs[0]), list(other.attributes.get_ints("perm", ())) == perm
+        if is_same and x is not None and y is not None and x.shape is not None:
+            return _Written(x, y, perm[axis], length, start, end, turn)
     return _Written(data, part, axis, length, start, end)
 
 
@@ -155,14 +154,12 @@ def _build(match: _Written, edit: Edit) -> None:
     whole = edit.insert_main(ir.node("Concat", parts, {"axis": axis}), before=node)
     edit.facts.note(whole, x.dtype, x.shape)
     old = node.outputs[0]
-    if match.perm is not None:
+    if match.turn is not None:
         use = only_use(old)
-        back = None if use is None or not is_standard(use.node, "Transpose") else use.node
-        inverse = np.argsort(match.perm).tolist()
-        if back is not None and list(back.attributes.get_ints("perm", ())) == inverse:
-            old = back.outputs[0]
+        if use is not None and is_inverse_transpose(match.turn, use.node):
+            old = use.node.outputs[0]
         else:
-            whole = edit.insert(ir.node("Transpose", [whole], {"perm": match.perm}), before=node)
+            whole = edit.insert(ir.node("Transpose", [whole], dict(match.turn.attributes)), before=node)
     edit.replace(old, whole)
 
 
