@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, view: View, scores: Axes) -> Part:
-        """Returns the part that a view has, which is an operand or a result with scores of these axes."""
+        """Returns that of the view of an operand or result; `scores`: the axes [B, H, S, T] of its scores."""
         batch, heads, queries, keys = (tuple(each for each in leaves([axis]) if each in view.order) for axis in scores)
         return cls(batch, heads, queries or keys, tuple(each for each in view.order if each not in leaves(scores)))
 
@@ -69,7 +69,7 @@ class Attention:
         is_safe: Whether NaN of the softmax becomes 0.
         shapes: The nodes that read the shapes of scores and probabilities, each with its axes.
         factor: A number by which the first product is multiplied before the steps.
-        scalars: Others.
+        scalars: Other numbers by which it is multiplied or divided.
         softcap: The bound of the scores before the steps; 0: there is none; None: it is no number.
         steps: The masks and biases, the innermost first.
         is_causal: Whether a query sees the keys up to its own number.
