@@ -177,6 +177,16 @@ def test_gpt2() -> None:
     check(model, {**operands(), "causal": causal, "mask": mask})
 
 
+def test_bias_that_is_repeated_for_each_sample() -> None:
+    """torch repeats the bias of positions to lengths that it reads one by one; the operator needs no copies of it."""
+    lengths = "b = Shape<start = 0, end = 1>(q) h = Constant<value_ints = [3]>() t = Shape<start = 1, end = 2>(k)"
+    wide = f"{lengths} i = Shape<start = 1, end = 2>(q) full = Concat<axis = 0>(b, h, i, t) wide = Expand(bias, full)"
+    text = f"{SCORES} {wide} m = Add(s, wide) p = Softmax<axis = -1>(m) {RESULT}"
+    model = parse(text, inputs=f"{INPUTS}, float[1, 3, S, T] bias", outputs="float[B, S, 24] y")
+    result = check(model, {**operands(), "bias": np.linspace(-9, 9, 105, dtype=F).reshape(1, 3, 5, 7)})
+    assert count(result, "Expand") == 0
+
+
 @pytest.mark.parametrize("number", ["lowest", "some"])
 def test_scores_times_a_mask(number: str) -> None:
     """The first GPT: scores become 0 where a mask of 0 and 1 hides them, and a number; a row without keys is a mean."""
