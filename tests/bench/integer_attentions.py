@@ -23,7 +23,7 @@ FORMS = {
 }
 """The numbers of tokens and heads, and the elements of a head."""
 
-_MANY_TOKENS = 128
+_REPEATS = {16: 1024, 128: 64, 512: 8}  # by tokens: a change of the instruction set takes 0.2 ms
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _time(name: str, isas: Sequence[str], settings: Settings) -> list[IntegerTim
     all_feeds = {**feeds, "bias": np.zeros((1, 1, 1, 1), np.float32)}
     all_feeds.update({key: np.array(number, np.float32) for key, number in numbers.items()})
     one = session_contender(name, parser.parse_model(integer), all_feeds, 1, backend="native")
-    repeats = 8 if tokens > _MANY_TOKENS else 64  # a change of the instruction set takes 0.2 ms
+    repeats = _REPEATS[tokens]
 
     def ours(isa: str) -> Contender:
         def run() -> None:
