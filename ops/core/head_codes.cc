@@ -60,9 +60,7 @@ HeadCodes::HeadCodes(Context& context, const Tensor& tensor, const HeadSizes& n,
   const FloatReader reader(tensor);
   if (layout != HeadLayout::kElementsFirst) {
     const int64_t unit = std::max<int64_t>(kTaskElements / std::max<int64_t>(n.size, 1), 1);
-    const bool converts = storage_of(tensor.type).widen != nullptr;
-    const int64_t at_once =
-        converts ? std::clamp<int64_t>(kConvertedElements / std::max<int64_t>(n.size, 1), 1, kRowsAtOnce) : kRowsAtOnce;
+    const int64_t at_once = std::clamp<int64_t>(kConvertedElements / std::max<int64_t>(n.size, 1), 1, kRowsAtOnce);
     run_tasks(context, divide_up(rows, unit), [&](int64_t task) {
       Scratch<float, kConvertedElements> buffer;
       for (int64_t row = task * unit, end = std::min(row + unit, rows); row < end; row += at_once) {
