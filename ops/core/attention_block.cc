@@ -181,7 +181,8 @@ class Block {
   // The words of a key without weight may be of a value that is not 0: sums have the offset of all of them.
   void add_value_words() {
     const int64_t end = std::min(start_ + round_up(cols_, run_.packed.token_unit), n_.t), keys = end - start_;
-    run_.packed.add_offset(head_, start_, end, memory_.highs.get());
+    const bool fits = keys <= kMaxProducts;  // kLargestCode * 128 * 256 < 2^31
+    run_.packed.add_offset(head_, start_, end, fits, memory_.offsets.get());
     const int64_t columns = active_compressed().panel_columns;
     const bool in_place = is_in_place() && repeats_ == 1;
     float* const to = in_place ? static_cast<float*>(run_.dst) + dst_index(0) : memory_.sums.get();
@@ -189,7 +190,7 @@ class Block {
     block.product = {memory_.words.get(), stride_, rows_, keys, n_.e, nullptr, round_up(n_.t, 2) * columns, true};
     block.product.panels = run_.packed.value_words.get() + head_ * run_.packed.value_size + start_ * columns;
     block.groups = 1;
-    block.highs = memory_.highs.get();
+    (fits ? block.bases : block.highs) = memory_.offsets.get();
     block.steps = memory_.factors.get();
     block.scores = to;
     block.score_stride = in_place ? run_.of_dst.of_token : n_.e;
@@ -250,7 +251,7 @@ AttentionMemory::AttentionMemory(const AttentionRun& run, int64_t rows)
   if (run.packed.has_value_words) {
     sums = memory<float>(rows * n.e);
     words = memory<int16_t>(rows * stride);
-    highs = memory<int32_t>(n.e);
+    offsets = memory<int32_t>(n.e);
     return;
   }
   sums = memory<float>(2 * rows * n.e);

@@ -72,7 +72,7 @@ struct AttentionMemory {
   std::unique_ptr<uint8_t[]> codes;          // of query, then of tiles
   std::unique_ptr<int16_t[]> words;          // in place of bytes: [rows, stride]
   std::unique_ptr<int16_t[]> query;          // in place of codes: [rows, D + D % 2]
-  std::unique_ptr<int32_t[]> highs;          // [E], of words
+  std::unique_ptr<int32_t[]> offsets;        // [E], of words
 };
 
 // Computes rows [first, first + rows) of the query of one head of key: those of the heads that share it stand together.

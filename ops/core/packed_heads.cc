@@ -91,11 +91,12 @@ PackedHeads::PackedHeads(Context& context, const HeadCodes& key, const HeadCodes
   });
 }
 
-void PackedHeads::add_offset(int64_t head, int64_t start, int64_t end, int32_t* highs) const {
+void PackedHeads::add_offset(int64_t head, int64_t start, int64_t end, bool fits, int32_t* numbers) const {
   const int32_t* const of_head = sums_.get() + head * sums_size_;
   const int32_t* const before = of_head + start / token_unit * columns_;
   const int32_t* const all = of_head + divide_up(end, token_unit) * columns_;
-  for (int64_t i = 0; i < columns_; ++i) highs[i] = (all[i] - before[i]) * (kWordOffset / kHighByte) + 1;
+  const int32_t factor = fits ? kWordOffset : kWordOffset / kHighByte, more = fits ? 0 : 1;
+  for (int64_t i = 0; i < columns_; ++i) numbers[i] = (all[i] - before[i]) * factor + more;
 }
 
 void PackedHeads::pack_key_words(const HeadCodes& codes, int64_t head) const {

@@ -16,9 +16,9 @@ constexpr int64_t kMaxWordTokens = 512;
 struct PackedHeads {
   PackedHeads(Context& context, const HeadCodes& key, const HeadCodes& value);
 
-  // The sums of values of tokens [start, end), a column each, as PanelScores::highs: of weights minus kWordOffset. Both
-  // are multiples of token_unit, or T.
-  void add_offset(int64_t head, int64_t start, int64_t end, int32_t* highs) const;
+  // What weights minus kWordOffset lack in the sums of values of tokens [start, end), a column each: as
+  // PanelScores::bases if it `fits`, or else ::highs. Both are multiples of token_unit, or T.
+  void add_offset(int64_t head, int64_t start, int64_t end, bool fits, int32_t* numbers) const;
 
   bool has_key_words, has_value_words;
   int64_t token_unit;                          // a part of the tokens that begins at its multiple begins a panel

@@ -81,6 +81,7 @@ struct PanelScores {
   // [columns] or null: a sum is kHighByte * highs[c] + (sum - kHighByte) as int32, where the difference fits. For one
   // group; kernels on tiles do not have it.
   const int32_t* highs;
+  const int32_t* bases;  // likewise: what is added to the sums as int32, where the result fits
   const float* steps;
   const float* scales;  // null: 1
   bool scales_first;

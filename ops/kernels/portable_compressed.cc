@@ -38,6 +38,8 @@ int32_t minus_high_byte(int32_t sum) { return static_cast<int32_t>(static_cast<u
 float whole_sum(const PanelScores& block, int64_t group, int64_t r, int64_t c) {
   if (block.is_split) return joined(panel_sum(block, group, 2 * r, c), panel_sum(block, group, 2 * r + 1, c));
   const int32_t sum = panel_sum(block, group, r, c);
+  if (block.bases != nullptr)
+    return static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(block.bases[c])));
   return block.highs != nullptr ? joined(block.highs[c], minus_high_byte(sum)) : joined(0, sum);
 }
 

@@ -365,7 +365,10 @@ void check_panels() {
   // Kernels on tiles do not have them, but for stored panels they call others.
   std::vector<int32_t> highs(static_cast<size_t>(cols));
   for (int32_t& high : highs) high = static_cast<int32_t>(source.integer(-(1 << 23), 1 << 23));
-  if (block.product.is_stored && groups == 1 && source.one_in(2)) block.highs = highs.data();
+  std::vector<int32_t> bases(static_cast<size_t>(cols));
+  for (int32_t& base : bases) base = static_cast<int32_t>(source.integer(-(1 << 30), 1 << 30));
+  if (block.product.is_stored && groups == 1 && source.one_in(2))
+    source.one_in(2) ? block.highs = highs.data() : block.bases = bases.data();
   block.steps = steps.data();
   block.scales = source.one_in(2) ? nullptr : scales.data();
   block.scales_first = source.one_in(2);

@@ -78,6 +78,15 @@ def test_layouts_and_shared_heads(product_isa: str, layouts: tuple[int, ...], ke
     assert_same(actual, in_layout(apart, layouts[3]))
 
 
+@pytest.mark.parametrize("keys", [255, 256, 257, 512, 513])
+def test_largest_sums(product_isa: str, keys: int) -> None:
+    """All weights are the largest one, and so are all values: sums of up to 256 keys fit int32."""
+    value = np.float32([-127, 127, -127, 127, 127])
+    given = np.zeros((1, 1, 3, D), np.float32), np.ones((1, 1, keys, D), np.float32), np.tile(value, (1, 1, keys, 1))
+    actual = run([*given, np.zeros((1, 1, 1, 1), np.float32), *numbers(1)], **attributes(1, 1, (1, 1, 1, 1)))
+    check(actual, np.tile(value, (1, 1, 3, 1)), 0)
+
+
 @pytest.mark.parametrize("window", [(-1, 0), (3, 0), (2, 5), (0, -1), (40, 40)])
 @pytest.mark.parametrize("ends_together", [0, 1])
 @pytest.mark.parametrize(("s", "t"), [(13, 13), (13, 21), (21, 13), (70, 70), (1, 50)])

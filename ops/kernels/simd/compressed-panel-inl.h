@@ -103,35 +103,39 @@ ORT_DYNQ_INLINE inline void scales_of_panel(const PanelScores& block, int64_t gr
   if (rest > V::kLanes) scales[1] = numbers_at(of_panel, V::kLanes, rest);
 }
 
-// What a score is made of: the sum of one row of words; those of two rows (is_split); or of one row and `highs`.
-enum SumParts { kOneSum, kTwoSums, kSumAndHigh };
+// What a score is made of: the sum of one row of words; those of two rows (is_split); or of one row and, in int32 or
+// wider, a number of the column: of `bases` or of `highs`.
+enum SumParts { kOneSum, kTwoSums, kSumAndBase, kSumAndHigh };
 
 template <SumParts kParts, int kCount>
-ORT_DYNQ_INLINE inline V::F whole_sum(const V::I (&sums)[kCount][2], [[maybe_unused]] const V::I (&highs)[2], int r,
+ORT_DYNQ_INLINE inline V::F whole_sum(const V::I (&sums)[kCount][2], [[maybe_unused]] const V::I (&added)[2], int r,
                                       int half) {
   if constexpr (kParts == kTwoSums) return V::joined(sums[2 * r][half], sums[2 * r + 1][half]);
+  if constexpr (kParts == kSumAndBase) return V::to_float(V::add(sums[r][half], added[half]));
   if constexpr (kParts == kSumAndHigh)
-    return V::joined(highs[half], V::sub(sums[r][half], V::set1(int32_t{kHighByte})));
+    return V::joined(added[half], V::sub(sums[r][half], V::set1(int32_t{kHighByte})));
   if constexpr (kParts == kOneSum) return V::to_float(sums[r][half]);
 }
 
-ORT_DYNQ_INLINE inline void highs_of_panel(const PanelScores& block, int64_t first, int64_t rest, V::I (&highs)[2]) {
-  highs[0] = highs[1] = V::set1(int32_t{0});
+template <SumParts kParts>
+ORT_DYNQ_INLINE inline void added_of_panel(const PanelScores& block, int64_t first, int64_t rest, V::I (&added)[2]) {
+  added[0] = added[1] = V::set1(int32_t{0});
+  const int32_t* const numbers = kParts == kSumAndBase ? block.bases : block.highs;
   for (int half = 0; half < 2 && rest > 0; ++half, first += V::kLanes, rest -= V::kLanes)
-    highs[half] = rest >= V::kLanes ? V::load(static_cast<const void*>(block.highs + first))
-                                    : V::load_part(block.highs + first, rest);
+    added[half] =
+        rest >= V::kLanes ? V::load(static_cast<const void*>(numbers + first)) : V::load_part(numbers + first, rest);
 }
 
 // Sums become scores, which are added to `scores` or, unless `adds`, take their place.
 template <SumParts kParts, int kCount, int kRows>
-ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const V::I (&highs)[2], const float* steps,
+ORT_DYNQ_INLINE inline void add_scores(const V::I (&sums)[kCount][2], const V::I (&added)[2], const float* steps,
                                        const V::F (&scales)[2], bool scales_first, bool adds,
                                        V::F (&scores)[kRows][2]) {
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      const V::F sum = whole_sum<kParts>(sums, highs, r, half);
+      const V::F sum = whole_sum<kParts>(sums, added, r, half);
       const V::F step = V::set1(steps[r]);
       const V::F score =
           scales_first ? V::mul(V::mul(sum, scales[half]), step) : V::mul(V::mul(sum, step), scales[half]);
@@ -166,9 +170,9 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
                   panel_at(p, first) + group * block.group_panels, sums);
     V::F scales[2];
     scales_of_panel(block, group, first, rest, scales);
-    V::I highs[2];
-    if constexpr (kParts == kSumAndHigh) highs_of_panel(block, first, rest, highs);
-    add_scores<kParts>(sums, highs, block.steps + group * block.group_steps + row / kWordRows, scales,
+    V::I added[2];
+    if constexpr (kParts >= kSumAndBase) added_of_panel<kParts>(block, first, rest, added);
+    add_scores<kParts>(sums, added, block.steps + group * block.group_steps + row / kWordRows, scales,
                        block.scales_first, group > 0 || block.adds, scores);
   }
 #pragma GCC unroll 6
@@ -184,11 +188,11 @@ inline void tile_of_groups(const PanelScores& block, int64_t row, int64_t first)
 template <SumParts kParts, int kCount>
 inline void tile_of_one_group(const PanelScores& block, int64_t row, int64_t first) {
   const PanelProduct& p = block.product;
-  V::I sums[kCount][2], highs[2];
+  V::I sums[kCount][2], added[2];
   tile_of_panel(p, p.words + row * p.word_stride, panel_at(p, first), sums);
   V::F scales[2];
   scales_of_panel(block, 0, first, kPairColumns, scales);
-  if constexpr (kParts == kSumAndHigh) highs_of_panel(block, first, kPairColumns, highs);
+  if constexpr (kParts >= kSumAndBase) added_of_panel<kParts>(block, first, kPairColumns, added);
   const float* const steps = block.steps + row;
   float* to = block.scores + row * block.score_stride + first;
 #pragma GCC unroll 6
@@ -196,7 +200,7 @@ inline void tile_of_one_group(const PanelScores& block, int64_t row, int64_t fir
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half)
       V::store<false>(to + half * V::kLanes,
-                      V::mul(V::mul(whole_sum<kParts>(sums, highs, r, half), V::set1(steps[r])), scales[half]));
+                      V::mul(V::mul(whole_sum<kParts>(sums, added, r, half), V::set1(steps[r])), scales[half]));
 }
 
 // As many rows as are left, at most kCount.
@@ -223,5 +227,6 @@ void panel_scores(const PanelScores& block) {
 
 void panel_scores(const PanelScores& block) {
   if (block.is_split) return panel_scores<kTwoSums>(block);
+  if (block.bases != nullptr) return panel_scores<kSumAndBase>(block);
   block.highs != nullptr ? panel_scores<kSumAndHigh>(block) : panel_scores<kOneSum>(block);
 }
