@@ -110,8 +110,7 @@ class Block {
     ProductBlock block = product(rows_, cols_, n_.d, memory_.scores.get(), stride_);
     block.codes = {codes.data, codes.stride, memory_.factors.get(), run_.constants.zero_points.data(), 1,
                    nullptr,    false};
-    block.weights = {run_.packed.keys.get() + head_ * run_.packed.key_size + start_ * block.depth,
-                     block.depth * kBlockColumns, nullptr, 0, 0};
+    block.weights = {run_.packed.key_codes(head_) + start_ * block.depth, block.depth * kBlockColumns, nullptr, 0, 0};
     const int64_t key = head_ * n_.t + start_;
     block.columns = {run_.packed.key_scales.get() + key, nullptr, 0, 1, run_.packed.key_sums.get() + key, 0,
                      run_.constants.zeros.data()};

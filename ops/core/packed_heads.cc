@@ -26,17 +26,48 @@ void interleave(const uint8_t* rows, int64_t stride, int64_t count, int64_t colu
     for (int64_t row = 0; row < kQuad; ++row) quads[i * kQuad + row] = bytes[row][i];
 }
 
-// Copies a row of codes to its places in quads, which are a block of columns apart; returns the sum of the codes.
-int32_t to_quads(const int8_t* row, int64_t size, int8_t* quads) {
-  const int64_t whole = size / kQuad * kQuad;
-  for (int64_t i = 0; i < whole; i += kQuad) std::memcpy(quads + i * kBlockColumns, row + i, kQuad);
-  for (int64_t i = whole; i < size; ++i) quads[whole * kBlockColumns + i - whole] = row[i];
-  int32_t sum = 0;
-  for (int64_t i = 0; i < size; ++i) sum += row[i];
-  return sum;
+// Copies the quads of up to a block of rows to [size / 4][16], the rows side by side, padded with 0.
+void to_quads(const uint8_t* rows, int64_t stride, int64_t count, int64_t size, uint32_t* quads) {
+  const int64_t rest = size % kQuad;
+  for (int64_t i = 0; i + kQuad <= size; i += kQuad, quads += kBlockColumns) {
+    if (count == kBlockColumns) {
+      for (int64_t row = 0; row < kBlockColumns; ++row) std::memcpy(quads + row, rows + row * stride + i, kQuad);
+      continue;
+    }
+    std::fill_n(quads, kBlockColumns, 0);
+    for (int64_t row = 0; row < count; ++row) std::memcpy(quads + row, rows + row * stride + i, kQuad);
+  }
+  if (rest == 0) return;
+  std::fill_n(quads, kBlockColumns, 0);
+  for (int64_t row = 0; row < count; ++row)
+    std::memcpy(quads + row, rows + row * stride + size - rest, static_cast<size_t>(rest));
 }
 
-constexpr int64_t kWidenedAtOnce = 128;  // even
+// The sums of the codes of quads, one of each row. Compilers make vector instructions of these loops.
+void add_quads(const uint32_t* quads, int64_t count, int32_t (&sums)[kBlockColumns]) {
+  constexpr uint32_t kOffset = 0x80808080, kEven = 0x00ff00ff;
+  constexpr int64_t kAtOnce = 128;  // sums of two codes each: they fit 16 bits
+  std::fill_n(sums, kBlockColumns, static_cast<int32_t>(-kQuad * 128 * count));
+  for (int64_t first = 0; first < count; first += kAtOnce) {
+    uint32_t halves[kBlockColumns] = {};
+    for (int64_t i = first, end = std::min(first + kAtOnce, count); i < end; ++i)
+      for (int64_t row = 0; row < kBlockColumns; ++row) {
+        const uint32_t codes = quads[i * kBlockColumns + row] ^ kOffset;
+        halves[row] += (codes & kEven) + (codes >> 8 & kEven);
+      }
+    for (int64_t row = 0; row < kBlockColumns; ++row)
+      sums[row] += static_cast<int32_t>((halves[row] & 0xffff) + (halves[row] >> 16));
+  }
+}
+
+// Two codes, the low bytes, become words.
+uint32_t to_words(uint32_t codes) {
+  const auto first = static_cast<uint32_t>(static_cast<int32_t>(codes << 24) >> 24),
+             second = static_cast<uint32_t>(static_cast<int32_t>(codes << 16) >> 8);
+  return (first & 0xffff) | (second & 0xffff0000);
+}
+
+constexpr int64_t kQuadsAtOnce = 64;  // of each row: they stay in the first-level cache
 
 // sums[size + i] = sums[i] + code i of each row, of up to 256 rows.
 void add_rows(const int8_t* rows, int64_t stride, int64_t count, int64_t size, int32_t* sums) {
@@ -66,7 +97,7 @@ PackedHeads::PackedHeads(Context& context, const HeadCodes& key, const HeadCodes
     key_words = memory<int16_t>(heads * key_size);
   } else {
     key_size = round_up(tokens, kBlockColumns) * round_up(depth, kQuad);
-    keys = memory<int8_t>(heads * key_size);
+    keys = memory<uint32_t>(heads * key_size / kQuad);
     key_sums = memory<int32_t>(heads * tokens);
   }
   if (has_value_words) {
@@ -103,18 +134,22 @@ void PackedHeads::pack_key_words(const HeadCodes& codes, int64_t head) const {
   const HeadSizes& n = codes.sizes();
   const int64_t columns = active_compressed().panel_columns, pairs = divide_up(n.size, 2);
   int16_t* const of_head = key_words.get() + head * key_size;
-  if (n.tokens % columns != 0) std::memset(of_head, 0, static_cast<size_t>(key_size) * sizeof *of_head);
-  for (int64_t token = 0; token < n.tokens; ++token) {
-    const int64_t row = codes.row(head / n.heads, head % n.heads, token);
-    const auto* from = reinterpret_cast<const int8_t*>(codes.codes(row));
+  const int64_t row = codes.row(head / n.heads, head % n.heads, 0), stride = codes.stride() * n.size;
+  read_key_scales(codes, head);
+  for (int64_t token = 0; token < round_up(n.tokens, columns); token += kBlockColumns) {
+    const int64_t count = std::clamp<int64_t>(n.tokens - token, 0, kBlockColumns);
+    const uint8_t* const from = codes.codes(row) + (count > 0 ? token * stride : 0);
     int16_t* to = of_head + (token / columns * pairs * columns + token % columns) * 2;
-    key_scales[static_cast<size_t>(head * n.tokens + token)] = codes.scale(row);
-    for (int64_t first = 0; first < n.size; first += kWidenedAtOnce) {
-      const int64_t count = std::min(kWidenedAtOnce, n.size - first);
-      int16_t words[kWidenedAtOnce];
-      words[count - 1 + count % 2] = 0;
-      for (int64_t i = 0; i < count; ++i) words[i] = from[first + i];  // compilers make vector instructions of it
-      for (int64_t i = 0; i < count; i += 2, to += 2 * columns) std::memcpy(to, words + i, 2 * sizeof *to);
+    for (int64_t first = 0; first < n.size; first += kQuadsAtOnce * kQuad) {
+      const int64_t size = std::min(kQuadsAtOnce * kQuad, n.size - first);
+      uint32_t quads[kQuadsAtOnce * kBlockColumns];
+      to_quads(from + first, stride, count, size, quads);
+      for (int64_t pair = 0; pair < divide_up(size, 2); ++pair, to += 2 * columns) {
+        uint32_t words[kBlockColumns];
+        for (int64_t i = 0; i < kBlockColumns; ++i)
+          words[i] = to_words(quads[pair / 2 * kBlockColumns + i] >> pair % 2 * 16);
+        std::memcpy(to, words, sizeof words);
+      }
     }
   }
 }
@@ -140,15 +175,23 @@ void PackedHeads::pack_value_words(const HeadCodes& codes, int64_t head) const {
 void PackedHeads::pack_keys(const HeadCodes& codes, int64_t head) const {
   const HeadSizes& n = codes.sizes();
   const int64_t depth = round_up(n.size, kQuad);
-  int8_t* const of_head = keys.get() + head * key_size;
-  if (depth != n.size || n.tokens % kBlockColumns != 0) std::memset(of_head, 0, static_cast<size_t>(key_size));
-  for (int64_t token = 0; token < n.tokens; ++token) {
-    const int64_t row = codes.row(head / n.heads, head % n.heads, token);
-    const auto* from = reinterpret_cast<const int8_t*>(codes.codes(row));
-    int8_t* const quads = of_head + token / kBlockColumns * kBlockColumns * depth + token % kBlockColumns * kQuad;
-    key_scales[static_cast<size_t>(head * n.tokens + token)] = codes.scale(row);
-    key_sums[static_cast<size_t>(head * n.tokens + token)] = to_quads(from, n.size, quads);
+  const int64_t row = codes.row(head / n.heads, head % n.heads, 0), stride = codes.stride() * n.size;
+  read_key_scales(codes, head);
+  for (int64_t token = 0; token < n.tokens; token += kBlockColumns) {
+    const int64_t count = std::min(kBlockColumns, n.tokens - token);
+    uint32_t* const quads = keys.get() + (head * key_size + token * depth) / kQuad;
+    to_quads(codes.codes(row) + token * stride, stride, count, n.size, quads);
+    int32_t sums[kBlockColumns];
+    add_quads(quads, depth / kQuad, sums);
+    std::copy_n(sums, count, key_sums.get() + head * n.tokens + token);
   }
+}
+
+void PackedHeads::read_key_scales(const HeadCodes& codes, int64_t head) const {
+  const HeadSizes& n = codes.sizes();
+  const int64_t first = codes.row(head / n.heads, head % n.heads, 0);
+  float* const scales = key_scales.get() + head * n.tokens;
+  for (int64_t token = 0; token < n.tokens; ++token) scales[token] = codes.scale(first + token * codes.stride());
 }
 
 void PackedHeads::read_factors(const HeadCodes& codes, int64_t head) const {

@@ -20,10 +20,12 @@ struct PackedHeads {
   // PanelScores::bases if it `fits`, or else ::highs. Both are multiples of token_unit, or T.
   void add_offset(int64_t head, int64_t start, int64_t end, bool fits, int32_t* numbers) const;
 
+  const int8_t* key_codes(int64_t head) const { return reinterpret_cast<const int8_t*>(keys.get()) + head * key_size; }
+
   bool has_key_words, has_value_words;
   int64_t token_unit;                          // a part of the tokens that begins at its multiple begins a panel
   int64_t key_size, value_size, factors_size;  // of one head
-  std::unique_ptr<int8_t[]> keys;              // [T / 16][D / 4][16][4], padded with 0
+  std::unique_ptr<uint32_t[]> keys;            // quads: [T / 16][D / 4][16], padded with 0
   std::unique_ptr<int8_t[]> values;            // [E / 16][T / 4][16][4], padded with 0
   std::unique_ptr<int16_t[]> key_words;        // [T / C][D / 2][C][2], padded with 0
   std::unique_ptr<int16_t[]> value_words;      // [E / C][T / 2][C][2], padded with 0
@@ -37,6 +39,7 @@ struct PackedHeads {
   void pack_key_words(const HeadCodes& codes, int64_t head) const;
   void pack_values(const HeadCodes& codes, int64_t head) const;
   void pack_value_words(const HeadCodes& codes, int64_t head) const;
+  void read_key_scales(const HeadCodes& codes, int64_t head) const;
   void read_factors(const HeadCodes& codes, int64_t head) const;
 
   int64_t columns_;                  // E
