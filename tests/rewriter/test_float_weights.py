@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from helpers import with_arrays
 from onnx import TensorProto
 from product_models import ACTIVATIONS, DATA, WEIGHTS, F, N, check_products, codes_of, model_of, scales_of, symmetric
-from rewriting import found
+from rewriting import found, parse
 
+import ort_dynq
 from ort_dynq.rewriter import rewrite
 
 
@@ -31,3 +33,16 @@ def test_weights_that_stay_float_are_folded() -> None:
     assert "DequantizeLinear" not in {node.op_type for node in rewrite(model).to_proto().graph.node}
     exact = rewrite(model, exact=True)
     assert found(exact.report) == ["DynamicDequantize", "RowProgram"]
+
+
+def test_weights_of_float16_are_not_rounded_by_folding() -> None:
+    """ONNX Runtime leaves out the Cast to float16 before a product that it computes in float32."""
+    body = """floats = DequantizeLinear(left, ls, lz) w = Cast<to = 10>(floats) wide = Cast<to = 1>(x)
+        q, s, z = DynamicQuantizeLinear(wide) d = DequantizeLinear(q, s, z) h = Cast<to = 10>(d) y = MatMul(w, h)"""
+    rng = np.random.default_rng(0)
+    weights = {"left": rng.integers(-127, 128, (40, 16)).astype(np.int8), "ls": F(0.0123), "lz": np.int8(3)}
+    model = with_arrays(parse(body, inputs="float16[16, N] x", outputs="float16[40, N] y"), weights)
+    feeds = {"x": rng.normal(0, 3, (16, 8)).astype(np.float16)}
+    result = rewrite(model)
+    assert result.report.rewritten
+    assert ort_dynq.verify(model, result.to_proto(), inputs=feeds).passed

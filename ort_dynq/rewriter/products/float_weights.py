@@ -88,10 +88,13 @@ RULE: Rule[_Folded | LinearNode] = Rule(
 
 
 def _forms(dq: ir.Node) -> list[ir.Value]:
-    """Returns the output of a DequantizeLinear, and what a Transpose or a Cast makes of it."""
+    """Returns the output of a DequantizeLinear, and what a Transpose or a Cast makes of it.
+
+    A Cast to float16 need not round: ONNX Runtime removes it if the product has no kernel for float16.
+    """
     output = dq.outputs[0]
-    moved = [use.node for use in output.uses() if is_standard(use.node, *_MOVES - RESHAPES)]
-    return [output, *(node.outputs[0] for node in moved)]
+    moved = [use.node.outputs[0] for use in output.uses() if is_standard(use.node, *_MOVES - RESHAPES)]
+    return [output, *(each for each in moved if each.dtype == output.dtype or each.dtype == ir.DataType.FLOAT)]
 
 
 def _products(weights: ir.Value) -> list[Use]:
