@@ -72,8 +72,8 @@ def _body(opset: int) -> str:
         products = Mul(real, scales_of_groups)
         ids_shape = Shape(ids)
         dst_shape = Concat<axis = 0>(ids_shape, depth)
-        real_dst = {flat}(products, dst_shape)
-        {cast_like("dst", "real_dst", "column_scale", opset)}
+        {cast_like("rows", "products", "column_scale", opset)}
+        dst = {flat}(rows, dst_shape)
     }}"""
 
 
