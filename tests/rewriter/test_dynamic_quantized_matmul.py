@@ -10,7 +10,7 @@ from rewriting import operators
 
 import ort_dynq
 from ort_dynq.rewriter import rewrite
-from ort_dynq.rewriter.metadata import CODES
+from ort_dynq.rewriter.metadata import CODES, RULE
 from ort_dynq.rewriter.products.dynamic_quantized_matmul import split_dynamic_products
 
 RNG = np.random.default_rng(0)
@@ -86,7 +86,9 @@ def test_in_a_branch() -> None:
 
 def test_split_products_have_the_names_of_the_original() -> None:
     result = rewrite(model_of(BOTH)).model
-    assert CODES in result.graph[-1].metadata_props
+    properties = result.graph[-1].metadata_props
+    assert CODES in properties
+    assert properties[RULE] == "integer matrix product"  # reports name the rule that made the product
     split_dynamic_products(result)
     quantizer, product = result.graph
     assert [output.name for output in quantizer.outputs] == ["q", "s", "z"]

@@ -19,6 +19,7 @@ from ..analysis.nodes import attributes_of
 from ..analysis.standard import QUANTIZING_PRODUCTS
 from ..edit import Edit, call
 from ..metadata import CODES
+from ..metadata import RULE as RULE_OF_NODE
 from ..rule import Context, Rule
 
 _PREFIX = "Dynamic"
@@ -43,6 +44,8 @@ def _build(quantizer: ir.Node, edit: Edit) -> None:
     product, (x,) = edit.node, quantizer.inputs
     assert x is not None
     edit.metadata[CODES] = json.dumps([output.name for output in quantizer.outputs])
+    if (rule := product.metadata_props.get(RULE_OF_NODE)) is not None:  # reports name what made the product
+        edit.metadata[RULE_OF_NODE] = rule
     inputs = [x, *(each for each in product.inputs[3:] if each is not None)]
     new = call(f"{_PREFIX}{product.op_type}", inputs, **attributes_of(product))
     edit.replace(product.outputs[0], edit.insert_main(new, before=product))
