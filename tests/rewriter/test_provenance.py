@@ -7,6 +7,7 @@ import pytest
 from float16_models import model_of, rows
 from helpers import with_arrays
 from onnx import ModelProto, numpy_helper
+from rewriting import parse
 from rounded_models import (
     CODES,
     CONVOLUTIONS,
@@ -19,6 +20,7 @@ from rounded_models import (
     rounded_activation,
 )
 
+from ort_dynq.operators import OPERATORS
 from ort_dynq.operators.packing import pack
 from ort_dynq.rewriter import rewrite
 from ort_dynq.rewriter.metadata import ROUNDED_ACTIVATION, ROUNDED_WEIGHTS
@@ -106,3 +108,24 @@ def test_weights_of_einsums(equation: str) -> None:
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     found = verify(model, proto, inputs=inputs)
     assert [each.problem for each in found.products] == ["B's weights, rounded to float16, are not A's"]
+
+
+@pytest.mark.parametrize("equation", ["bti,iho->btho", "bhti,hio->bhto"])
+def test_verification_finds_another_scale_of_an_einsum(equation: str) -> None:
+    """One unit in the last place is far below the bound of the product's error."""
+    rng, lengths = np.random.default_rng(6), {"b": 2, "t": 5, "h": 3, "i": 32, "o": 40}
+    x_shape, shape = ([lengths[label] for label in term] for term in equation.partition("->")[0].split(","))
+    body = f"""q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) w = DequantizeLinear(codes, ws)
+        y = Einsum<equation = "{equation}">(d, w)"""
+    arrays = {"codes": rng.integers(-126, 127, shape).astype(np.int8), "ws": np.float32(0.0123)}
+    model = with_arrays(parse(body, inputs=f"float{x_shape} x", outputs="float[] y"), arrays)
+    proto, inputs = rewrite(model).to_proto(), {"x": rng.normal(1, 3, x_shape).astype(np.float32)}
+    assert [each.problem for each in verify(model, proto, inputs=inputs).products] == [""]
+    (node,) = [node for node in proto.graph.node if "QuantizedMatMul" in node.op_type]
+    names = [each.name for each in OPERATORS[node.op_type].inputs]
+    scale = node.input[names.index("column_scale")]
+    (tensor,) = [each for each in proto.graph.initializer if each.name == scale]
+    array = numpy_helper.to_array(tensor).copy()
+    array.flat[-1] = np.nextafter(array.flat[-1], np.float32(1))
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    assert [each.problem for each in verify(model, proto, inputs=inputs).products] == ["its weights are not A's"]

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...inputs import Array
-from ...rewriter.analysis.standard import FUSIBLE_PRODUCTS
+from ...rewriter.analysis.standard import FUSIBLE_PRODUCTS, STACKED_PRODUCTS
 from .float64 import FloatProduct
 from .layers import name_of
 from .rounded import PackedWeights, dequantized, rounded_weights_of, stored_weights_of
@@ -49,7 +49,8 @@ def changed_operand(
     weights = known[name_of(of_a.weights)]
     stored = None if rounded_weights_of(node) is not None else stored_weights_of(node)
     is_factor = of_a.node.attributes.get_float("alpha", 1.0) != 1 or any(step == "Mul" for step, _ in of_a.steps)
-    if stored is None or is_factor or of_a.node.op_type not in FUSIBLE_PRODUCTS or weights.dtype != np.float32:
+    is_compared = of_a.node.op_type in FUSIBLE_PRODUCTS | STACKED_PRODUCTS and weights.dtype == np.float32
+    if stored is None or is_factor or not is_compared:
         return ""
     return "its weights are not A's" if _has_wrong_scale(stored, weights, of_a) else ""
 
