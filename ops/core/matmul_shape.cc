@@ -160,8 +160,8 @@ MatMulInputs::MatMulInputs(Context& context)
       column_sum(context.input(6)),
       bias(context.input(7)) {}
 
-MatMulInputs::MatMulInputs(Context& context, const uint8_t* codes, const float* scale, const uint8_t* zero_point)
-    : src{kUint8, context.input(0).shape, codes},
+MatMulInputs::MatMulInputs(Context& context, const float* scale, const uint8_t* zero_point)
+    : src{kUint8, context.input(0).shape, nullptr},
       scale{kFloat, {}, scale},
       zero_point{kUint8, {}, zero_point},
       weight(context.input(1)),

@@ -23,8 +23,8 @@ struct MatMulInputs {
 
   explicit MatMulInputs(Context& context);
 
-  // Those of DynamicQuantizedMatMul: input 0 are floats, and their codes with scale and zero point stand here.
-  MatMulInputs(Context& context, const uint8_t* codes, const float* scale, const uint8_t* zero_point);
+  // Those of DynamicQuantizedMatMul: input 0 are floats. Their codes are set later, their scale and zero point written.
+  MatMulInputs(Context& context, const float* scale, const uint8_t* zero_point);
 
   Tensor src, scale, zero_point, weight, weight_zp, column_scale, column_sum, bias;
 };

@@ -95,3 +95,12 @@ def test_split_products_have_the_names_of_the_original() -> None:
     assert (product.op_type, product.outputs[0].name, [*product.inputs[:3]]) == (
         "QuantizedMatMul", "y", [*quantizer.outputs],
     )  # fmt: skip
+
+
+def test_the_memory_of_large_codes_serves_the_next_run() -> None:
+    """Codes of more than 4 MiB, of runs of other lengths."""
+    model = model_of(BOTH)
+    ours, stock = make_session(rewrite(model).to_proto(), "native"), stock_session(model)
+    for rows in (110_000, 130_000, 105_000, 10, 110_000):
+        feeds = {"x": np.resize(data() * np.float32(rows % 7 + 1), (1, rows, 40))}
+        assert_same(ours.run(None, feeds)[0], stock.run(None, feeds)[0])
