@@ -113,8 +113,8 @@ class GatherDequantize : public Node {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t id = id_at(ids, i);
       if (id < -table.columns || id >= table.columns)
-        fail("ids has " + std::to_string(id) + ", which is out of range: expected " + std::to_string(-table.columns) +
-             " to " + std::to_string(table.columns - 1));
+        fail("ids has " + std::to_string(id) + ", which is out of range: expected at least " +
+             std::to_string(-table.columns) + " and less than " + std::to_string(table.columns));
     }
     Shape shape = ids.shape;
     shape.dims[shape.rank++] = table.depth();
@@ -134,9 +134,13 @@ class GatherDequantize : public Node {
  private:
   Table checked(const Tensor& weight, const Tensor& zero_points, const Tensor& scales) const {
     if (scales.shape.rank != 2 || scales.shape.dims[0] == 0)
-      fail("column_scale has shape " + scales.shape.text() + ", expected one element for each group and column");
+      fail("column_scale has shape " + scales.shape.text() + ", expected [groups, N]");
     const int64_t lines = weight.shape.rank == 4 ? weight.shape.dims[1] : 0;
     const int64_t groups = scales.shape.dims[0], columns = scales.shape.dims[1];
+    constexpr int64_t kMost = int64_t{1} << 48;  // tensors without elements may have dimensions of any length
+    if (lines > kMost || columns > kMost)
+      fail("weight has shape " + weight.shape.text() + " and column_scale " + scales.shape.text() +
+           ", expected lengths of up to 2^48");
     const Table table = {
         static_cast<const uint32_t*>(weight.data), zero_points, scales, lines, parts_, groups, columns};
     const Shape packed = {4, {divide_up(columns, kBlockColumns), lines, kBlockColumns, kQuad}};

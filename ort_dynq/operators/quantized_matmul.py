@@ -29,7 +29,7 @@ from .spec import FLOATS, Attribute, Family, Input, Operator, Signature
 GROUP_UNIT = 16
 TERM_RATIO = 254  # of the scales of both terms
 # The longest sums that cannot overflow int32: codes minus zero points are within 255, and so are weights minus zero
-# points, or within 128 if 8-bit weights have no zero points. ops/operators/quantized_matmul.cc has the same bounds.
+# points, or within 128 if 8-bit weights have no zero points. ops/core/sums.h has the same bounds.
 MAX_SUM_LENGTH = (2**31 - 1) // (255 * 255)
 MAX_SYMMETRIC_SUM_LENGTH = (2**31 - 1) // (255 * 128)
 MAX_JOINED_LENGTH = 128  # of sums of two terms that are added as int32: they are within MAX_SUM_LENGTH / 255

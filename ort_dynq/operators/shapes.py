@@ -16,7 +16,7 @@ from .encodings import LastGate
 from .packing import QUAD
 
 Dims = list[Any]
-_PACKED_RANK = 4
+_PACKED_RANK = _HEADS_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def interleaved(call: Call) -> Dims | None:
 
 def gathered(call: Call) -> Dims | None:
     """[..., K] of ids and packed weights: [blocks, lines, 16, 4] of 8 or fewer bits."""
-    ids, weight = call.shape(0), call.shape(1)
+    ids, weight, bits = call.shape(0), call.shape(1), call.attributes["bits"]
     if ids is None or not weight:
         return None
-    lines = weight[1] if len(weight) == _PACKED_RANK else None
-    return [*ids, lines * QUAD * 8 // call.attributes["bits"] if isinstance(lines, int) else None]
+    lines = weight[1] if len(weight) == _PACKED_RANK and bits in (8, 4, 2) else None
+    return [*ids, lines * QUAD * 8 // bits if isinstance(lines, int) else None]
 
 
 def matrix_product(call: Call) -> Dims | None:
@@ -150,7 +150,7 @@ def attention(value: int, bias: int) -> ShapeRule:
 
     def found(call: Call) -> Dims | None:
         query, values, biases = call.shape(0), call.shape(value), call.shape(bias)
-        if query is None:
+        if query is None or len(query) != _HEADS_RANK or (biases is not None and len(biases) != _HEADS_RANK):
             return None
         rows = query[2] if query[2] != 1 else biases[2] if biases else None
         return [*query[:2], rows, values[-1] if values else None]
