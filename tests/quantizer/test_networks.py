@@ -40,8 +40,10 @@ class Case(NamedTuple):
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])
 
 
-ENCODER = {"DynamicDequantize": 2, "RowProgram": 6, "QuantizedMatMul": 6, "QuantizedMatMulProgram": 3}
-ENCODER |= {"QuantizedAttention": 1}
+ENCODER = {"DynamicDequantize": 1, "GatherDequantize": 1, "RowProgram": 6, "QuantizedMatMul": 6}
+ENCODER |= {"QuantizedMatMulProgram": 3, "QuantizedAttention": 1}
+APART = {"DynamicDequantize": 2, "GatherDequantize": 0}
+"""The table of the embedding is not that of the last product."""
 IMAGE = {"RowProgram": 6, "QuantizedMatMul": 1, "QuantizedConv": 2, "QuantizedConvProgram": 3, "Interleave": 2}
 HALF = {"DynamicDequantize": 1, "RowProgram": 4, "QuantizedMatMul": 2, "QuantizedMatMulProgram": 1}
 HALF |= {"QuantizedConv": 1, "QuantizedRecurrence": 1}
@@ -75,15 +77,22 @@ CASES = (
     Case("float_encoder", of(ENCODER, "TwoTermQuantize", RowProgram=1, QuantizedAttention=0), (39, 40, 38), TWO_TERM),
     Case(
         "float_encoder",
-        of(ENCODER, "DynamicQuantizeLinear", RowProgram=1, QuantizedAttention=0, DynamicDequantize=0),
+        of(
+            ENCODER,
+            "DynamicQuantizeLinear",
+            RowProgram=1,
+            QuantizedAttention=0,
+            DynamicDequantize=0,
+            GatherDequantize=0,
+        ),
         (36, 37, 36),
         FLOATS,
     ),
-    Case("float_encoder", ENCODER, (18, 18, 16), {"weights": "int4", "group": 64}),
+    Case("float_encoder", of(ENCODER, "RowProgram", **APART), (18, 18, 16), {"weights": "int4", "group": 64}),
     Case("float_encoder", WORDS, (60, 60, 60), {"weights": "int12"}),
     Case(
         "float_encoder",
-        of(ENCODER, "RowProgram", RowProgram=6, DynamicDequantize=1, QuantizedMatMulProgram=2, QuantizedAttention=0),
+        of(ENCODER, "RowProgram", QuantizedMatMulProgram=2, QuantizedAttention=0, GatherDequantize=0),
         (40, 38, 37),
         {"symmetric": True, "fuse": False, "exclude": ["scores"]},
     ),
