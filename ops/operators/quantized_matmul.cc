@@ -21,8 +21,9 @@ namespace {
 
 class QuantizedMatMul : public Node {
  public:
-  explicit QuantizedMatMul(const Attributes& attributes, const char* name = "QuantizedMatMul")
-      : attributes_(name, attributes) {}
+  static constexpr const char *kName = "QuantizedMatMul", *kProgramName = "QuantizedMatMulProgram";
+
+  explicit QuantizedMatMul(const Attributes& attributes, const char* name = kName) : attributes_(name, attributes) {}
 
   void compute(Context& context) const override {
     const MatMulInputs inputs(context);
@@ -49,17 +50,11 @@ class QuantizedMatMul : public Node {
   std::optional<Tail> tail_;
 };
 
-class QuantizedMatMulProgram : public QuantizedMatMul {
- public:
-  explicit QuantizedMatMulProgram(const Attributes& attributes)
-      : QuantizedMatMul(attributes, "QuantizedMatMulProgram") {
-    tail_.emplace("QuantizedMatMulProgram", attributes);
-  }
-};
-
 class DynamicQuantizedMatMul : public QuantizedMatMul {
  public:
-  explicit DynamicQuantizedMatMul(const Attributes& attributes, const char* name = "DynamicQuantizedMatMul")
+  static constexpr const char *kName = "DynamicQuantizedMatMul", *kProgramName = "DynamicQuantizedMatMulProgram";
+
+  explicit DynamicQuantizedMatMul(const Attributes& attributes, const char* name = kName)
       : QuantizedMatMul(attributes, name), quantizer_(name, true) {
     attributes_.terms = 1;
   }
@@ -91,18 +86,18 @@ class DynamicQuantizedMatMul : public QuantizedMatMul {
   mutable KeptBytes codes_;
 };
 
-class DynamicQuantizedMatMulProgram : public DynamicQuantizedMatMul {
+template <class Product>
+class WithProgram : public Product {
  public:
-  explicit DynamicQuantizedMatMulProgram(const Attributes& attributes)
-      : DynamicQuantizedMatMul(attributes, "DynamicQuantizedMatMulProgram") {
-    tail_.emplace("DynamicQuantizedMatMulProgram", attributes);
+  explicit WithProgram(const Attributes& attributes) : Product(attributes, Product::kProgramName) {
+    this->tail_.emplace(Product::kProgramName, attributes);
   }
 };
 
 }  // namespace
 
 Operator quantized_matmul() {
-  Operator op = {"QuantizedMatMul",
+  Operator op = {QuantizedMatMul::kName,
                  MatMulInputs::kCount,
                  {{{kUint8, kFloat, kUint8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
                   {{kInt8, kFloat, kInt8, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
@@ -120,13 +115,14 @@ Operator quantized_matmul() {
 }
 
 Operator quantized_matmul_program() {
-  Operator op = with_program(quantized_matmul(), "QuantizedMatMulProgram", make_node<QuantizedMatMulProgram>);
+  Operator op =
+      with_program(quantized_matmul(), QuantizedMatMul::kProgramName, make_node<WithProgram<QuantizedMatMul>>);
   op.signatures.resize(4);  // of float32
   return op;
 }
 
 Operator dynamic_quantized_matmul() {
-  Operator op = {"DynamicQuantizedMatMul",
+  Operator op = {DynamicQuantizedMatMul::kName,
                  MatMulInputs::kDynamicCount,
                  {{{kFloat, kInt8, kInt8, kFloat, kInt32, kFloat}, {kFloat}},
                   {{kFloat, kInt8, kInt8, kFloat16, kInt32, kFloat}, {kFloat}},
@@ -140,8 +136,8 @@ Operator dynamic_quantized_matmul() {
 }
 
 Operator dynamic_quantized_matmul_program() {
-  Operator op = with_program(dynamic_quantized_matmul(), "DynamicQuantizedMatMulProgram",
-                             make_node<DynamicQuantizedMatMulProgram>);
+  Operator op = with_program(dynamic_quantized_matmul(), DynamicQuantizedMatMul::kProgramName,
+                             make_node<WithProgram<DynamicQuantizedMatMul>>);
   op.signatures.resize(2);  // of float32
   return op;
 }
